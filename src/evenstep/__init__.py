@@ -1,0 +1,32 @@
+"""Even steps on uneven machines: data-parallel training on clusters that are not alike.
+
+Importing does nothing but name things: torch and numpy are loaded by what needs them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evenstep.balancer import Balancer
+    from evenstep.errors import EvenstepError
+
+__version__ = "0.1.0.dev0"
+
+_HOME = {
+    "Balancer": "evenstep.balancer",
+    "EvenstepError": "evenstep.errors",
+}
+
+__all__ = ["Balancer", "EvenstepError"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'evenstep' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

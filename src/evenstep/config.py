@@ -1,0 +1,107 @@
+"""The one config tree: every setting of the brain, its default, and what it must not be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from evenstep.errors import ConfigError
+
+
+class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plug chosen by name, with its options: `auto`, or `{name: shift, window: 20}`."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+    @classmethod
+    def from_plain(cls, data: Any) -> Choice:
+        """Read the short form (a name) or the long one (a mapping with a name)."""
+        if isinstance(data, str) and data:
+            return cls(data)
+        if isinstance(data, dict) and isinstance(data.get("name"), str):
+            if data.keys() == {"name", "options"} and isinstance(data["options"], dict):
+                return cls(data["name"], dict(data["options"]))  # as the journal writes it
+            return cls(data["name"], {k: v for k, v in data.items() if k != "name"})
+        raise ConfigError("", f"expected a name, or a mapping with one, got {data!r}")
+
+
+class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The global batch: fixed at `size`, or `per_worker` for each worker up to `limit`."""
+
+    size: int = 0
+    per_worker: int = 0
+    limit: int = 0
+    min_share: int = 0  # 0: a worker that only slows the step down may get nothing
+    lr_rule: str = "linear"  # what a changed batch does to the learning rate
+
+    def __post_init__(self) -> None:
+        if (self.size > 0) == (self.per_worker > 0):
+            raise ConfigError(
+                "", "give either size (a fixed global batch) or per_worker with limit"
+            )
+        if self.per_worker > 0 and self.limit < self.per_worker:
+            raise ConfigError(
+                "limit", f"must be at least per_worker, {self.per_worker}: got {self.limit}"
+            )
+        if self.min_share < 0:
+            raise ConfigError("min_share", f"must not be negative, got {self.min_share}")
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many workers the run may have. Below `min` it pauses."""
+
+    min: int = 1
+    max: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min <= self.max:
+            raise ConfigError("", f"need 1 <= min <= max, got {self.min} and {self.max}")
+
+
+class ScalingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The search for the size of the cluster. Off while no heuristic is named."""
+
+    heuristic: Choice | None = None
+    period_steps: int = 10  # steps between two looks
+    step_workers: int = 4  # workers added or removed at once
+    passes: int = 3  # lowest pairs that must pass before the search stops looking down
+    settle_steps: int = 100  # data the next larger size needs before the search settles
+    look_again: float = 0.2  # relative shift in throughput for good that reopens the search
+
+    def __post_init__(self) -> None:
+        for name in ("period_steps", "step_workers", "passes", "settle_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, f"must be 1 or more: {getattr(self, name)}")
+        if self.look_again <= 0:
+            raise ConfigError("look_again", f"must be above 0, got {self.look_again}")
+
+
+class StragglerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whom to replace: off by default, as in the paper."""
+
+    replace: bool = False
+    threshold: float = 0.8  # of the throughput that its kind should have
+    alpha: float = 0.1
+    warmup_steps: int = 20  # rebalance first: reports before anyone is judged
+    cooldown_steps: int = 200  # after a replacement that was no better
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold < 1:
+            raise ConfigError("threshold", f"must lie in (0, 1): {self.threshold}")
+        if not 0 < self.alpha <= 1:
+            raise ConfigError("alpha", f"must lie in (0, 1]: {self.alpha}")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything the brain can be told."""
+
+    batch: BatchSettings
+    policy: Choice = Choice("auto")
+    forecaster: Choice = Choice("narx")
+    workers: WorkerSettings = WorkerSettings()
+    scaling: ScalingSettings = ScalingSettings()
+    straggler: StragglerSettings = StragglerSettings()
+    samples: int = 0  # length of the job, for heuristics that look ahead; 0: unknown
+    plan_delay_steps: int = 0  # steps that workers have prefetched beyond the one reported

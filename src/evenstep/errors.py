@@ -1,0 +1,89 @@
+"""Everything evenstep raises on purpose.
+
+    EvenstepError
+    +-- ConfigError         a setting is unknown, of the wrong kind, or contradicts another
+    |   +-- UnknownSettingError
+    +-- InvalidInputError   a value handed in cannot be true: a negative time, a NaN, a duplicate
+    +-- BatchBoundsError    the shares' bounds cannot hold the batch
+    +-- JournalError        a journal cannot be read, with the line that is wrong
+
+Each also inherits the built-in that people already catch.
+"""
+
+from __future__ import annotations
+
+
+class EvenstepError(Exception):
+    """The base of all errors of evenstep."""
+
+
+class ConfigError(EvenstepError, ValueError):
+    """A setting is unknown, of the wrong kind, or contradicts another.
+
+    `field` is the dotted path of the setting, `source` the file or flag it came from.
+    """
+
+    def __init__(self, field: str, problem: str, source: str = "") -> None:
+        super().__init__(field, problem, source)
+        self.field, self.problem, self.source = field, problem, source
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        return f"{self.field}: {self.problem}{where}" if self.field else f"{self.problem}{where}"
+
+    def within(self, key: str, source: str = "") -> ConfigError:
+        """The same error, seen from one level further out."""
+        field = f"{key}.{self.field}" if key and self.field else key or self.field
+        return type(self)(field, self.problem, self.source or source)
+
+
+class UnknownSettingError(ConfigError):
+    """A setting that does not exist; `problem` is the one that was perhaps meant."""
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        return f"unknown setting {self.field}; did you mean {self.problem}?{where}"
+
+
+class InvalidInputError(EvenstepError, ValueError):
+    """A value that was handed in cannot be true."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(field, problem)
+        self.field, self.problem = field, problem
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.problem}"
+
+
+class BatchBoundsError(EvenstepError, ValueError):
+    """The workers' bounds cannot hold the batch."""
+
+    def __init__(self, batch: int, least: int, most: int, num_workers: int) -> None:
+        super().__init__(batch, least, most, num_workers)
+        self.batch, self.least, self.most, self.num_workers = batch, least, most, num_workers
+
+    def __str__(self) -> str:
+        if self.num_workers == 0:
+            return f"a batch of {self.batch} has no worker to go to. Add a worker."
+        if self.batch > self.most:
+            return (
+                f"a batch of {self.batch} does not fit {self.num_workers} workers that hold "
+                f"{self.most} together. Lower the batch, raise the caps, or add workers."
+            )
+        return (
+            f"a batch of {self.batch} cannot give {self.num_workers} workers their minimum, "
+            f"{self.least} together. Raise the batch or lower min_share."
+        )
+
+
+class JournalError(EvenstepError, ValueError):
+    """A journal cannot be read. `line` counts from 1; 0 is the file itself."""
+
+    def __init__(self, path: str, line: int, problem: str) -> None:
+        super().__init__(path, line, problem)
+        self.path, self.line, self.problem = path, line, problem
+
+    def __str__(self) -> str:
+        where = f"{self.path}, line {self.line}" if self.line else self.path
+        return f"{where}: {self.problem}"

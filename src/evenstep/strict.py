@@ -1,0 +1,101 @@
+"""Plain data into structs, strictly: what does not fit is named by its dotted path."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import yaml
+
+from evenstep.errors import ConfigError, InvalidInputError, UnknownSettingError
+
+T = TypeVar("T")
+
+
+def build(kind: type[T], data: Any, *, source: str = "") -> T:
+    """`data` as a `kind`, or a ConfigError that names the setting and the way out."""
+    try:
+        built: T = _build(kind, data)
+        return built
+    except ConfigError as e:
+        raise e.within("", source) from None
+
+
+def load_yaml(path: Path) -> Any:
+    """The plain data in a YAML file."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ConfigError("", f"cannot be read: {e.strerror}", str(path)) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise ConfigError("", f"is not YAML: {e}", str(path)) from None
+
+
+def override(data: Any, setting: str) -> dict[str, Any]:
+    """A copy of `data` with one `dotted.path=value`; the value is read as YAML."""
+    path, equals, text = setting.partition("=")
+    if not equals or not path:
+        raise ConfigError("", f"expected path=value, got {setting!r}", "--set")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as e:
+        raise ConfigError(path, f"is not YAML: {e}", "--set") from None
+    return _put(data, path.split("."), value)
+
+
+def _put(data: Any, keys: list[str], value: Any) -> dict[str, Any]:
+    # A plug in its short form (`policy: auto`) becomes the long one when an option is set.
+    copy = {"name": data} if isinstance(data, str) else dict(data or {})
+    copy[keys[0]] = _put(copy.get(keys[0]), keys[1:], value) if keys[1:] else value
+    return copy
+
+
+def _build(kind: Any, data: Any) -> Any:
+    args, origin = get_args(kind), get_origin(kind)
+    if origin in (Union, types.UnionType) and type(None) in args:
+        inner = [a for a in args if a is not type(None)]
+        if data is not None and len(inner) == 1:
+            return _build(inner[0], data)
+    if origin in (tuple, list) and isinstance(data, list | tuple) and _is_struct(args[0]):
+        return origin(_child(str(i), args[0], item) for i, item in enumerate(data))
+    if _is_struct(kind):
+        return kind.from_plain(data) if hasattr(kind, "from_plain") else _struct(kind, data)
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as e:
+        expected = str(e).split(", got ")[0].removeprefix("Expected ").replace("`", "")
+        shown = f'"{data}"' if isinstance(data, str) else repr(data)
+        raise ConfigError("", f"expected {expected}, got {shown}") from None
+
+
+def _child(key: str, kind: Any, data: Any) -> Any:
+    try:
+        return _build(kind, data)
+    except ConfigError as e:
+        raise e.within(key) from None
+
+
+def _struct(kind: type[msgspec.Struct], data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        raise ConfigError("", f"expected settings by name, got {data!r}")
+    hints = get_type_hints(kind)
+    fields = {f.name: f for f in msgspec.structs.fields(kind)}
+    for key in data:
+        if key not in fields:
+            near = get_close_matches(str(key), fields, n=1)
+            raise UnknownSettingError(str(key), near[0] if near else f"one of {', '.join(fields)}")
+    for name, field in fields.items():
+        if field.required and name not in data:
+            raise ConfigError(name, "is missing")
+    try:
+        return kind(**{k: _child(k, hints[k], v) for k, v in data.items()})
+    except InvalidInputError as e:
+        raise ConfigError("", str(e)) from None
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)

@@ -1,0 +1,261 @@
+"""The nouns: what happens (events), what is ordered (actions), and what a policy sees.
+
+Events and actions are values that travel: frozen, keyword-only, checked on the way in, written to
+the journal as they are. `Fleet` and `Outcome` are the same facts as columns, in the order of worker
+ids, for arithmetic over a thousand workers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from evenstep.errors import InvalidInputError
+
+WorkerId = str
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of a worker before it has trained."""
+
+    id: WorkerId
+    kind: str = "cpu"  # workers of one kind are expected to be alike
+    cores: float = 1.0
+    flops: float | None = None  # where devices differ, half precision
+    cap: int | None = None  # the largest share that fits its memory
+    price_per_hour: float = 1.0
+    warmup_samples_per_s: float | None = None  # measured alone, before joining
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise InvalidInputError("worker.id", "is empty; give each worker a name")
+        for name in ("cores", "flops", "warmup_samples_per_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise InvalidInputError(
+                    f"worker {self.id}: {name}", f"must be above 0, got {value}"
+                )
+        if not 0 <= self.price_per_hour < float("inf"):
+            raise InvalidInputError(
+                f"worker {self.id}: price_per_hour", f"must not be negative: {self.price_per_hour}"
+            )
+        if self.cap is not None and self.cap < 1:
+            raise InvalidInputError(
+                f"worker {self.id}: cap", f"must be 1 or more, got {self.cap}; leave it out for none"
+            )
+
+
+class StepReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one worker measured in one step. A row, not a map: there is one per worker and step."""
+
+    worker: WorkerId
+    samples: int
+    compute_s: float  # forward and backward, waiting on peers excluded
+    wait_s: float = 0.0
+    free_cpu: float = 1.0  # of this worker's cores, 0 to 1, as the next step begins
+    free_memory: float = 1.0  # of its memory, 0 to 1, as the next step begins
+
+    def __post_init__(self) -> None:
+        if self.samples < 0:
+            raise InvalidInputError(f"report of {self.worker}: samples", f"is {self.samples}")
+        for name in ("compute_s", "wait_s", "free_cpu", "free_memory"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise InvalidInputError(
+                    f"report of {self.worker}: {name}", f"must be 0 or more and finite, got {value}"
+                )
+        if self.samples > 0 and self.compute_s == 0:
+            raise InvalidInputError(
+                f"report of {self.worker}: compute_s", f"is 0 for {self.samples} samples"
+            )
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Something that happened. The brain learns of the world through these alone."""
+
+
+class Joined(Event, frozen=True, kw_only=True):
+    """A worker has started up and is ready to take a share."""
+
+    worker: Worker
+
+
+class Left(Event, frozen=True, kw_only=True):
+    """A worker announced that it goes, or has been drained, at a step's end."""
+
+    worker: WorkerId
+    cause: str = ""
+
+
+class Lost(Event, frozen=True, kw_only=True):
+    """A worker died, hung or was cut off."""
+
+    worker: WorkerId
+    cause: str = ""
+
+
+class LaunchFailed(Event, frozen=True, kw_only=True):
+    """The launcher could not start workers that were ordered."""
+
+    num_workers: int
+    kind: str = ""
+    cause: str = ""
+
+
+class SizeAsked(Event, frozen=True, kw_only=True):
+    """An operator asks for this many workers."""
+
+    num_workers: int
+
+
+class DrainAsked(Event, frozen=True, kw_only=True):
+    """An operator asks that a worker leave."""
+
+    worker: WorkerId
+
+
+class StepDone(Event, frozen=True, kw_only=True):
+    """The cluster took a step: all of its reports, and what the next step is expected to bring.
+
+    `forecasts` are samples per second in the order of `reports`; the engine fills them in before the
+    event is decided on and recorded, so a replay needs no forecaster.
+    """
+
+    step: int
+    generation: int
+    seconds: float  # from the step's start to its commit
+    reports: tuple[StepReport, ...]
+    forecasts: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise InvalidInputError(f"step {self.step}: seconds", f"must be above 0: {self.seconds}")
+        if len({r.worker for r in self.reports}) < len(self.reports):
+            raise InvalidInputError(f"step {self.step}: reports", "a worker reports twice")
+        if self.forecasts is not None and len(self.forecasts) != len(self.reports):
+            raise InvalidInputError(
+                f"step {self.step}: forecasts",
+                f"{len(self.forecasts)} for {len(self.reports)} reports",
+            )
+
+
+AnyEvent = Joined | Left | Lost | LaunchFailed | SizeAsked | DrainAsked | StepDone
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """An order of the brain, with the reason for it."""
+
+    reason: str
+
+
+class Regroup(Action, frozen=True, kw_only=True):
+    """A new generation: these workers, in rank order."""
+
+    generation: int
+    roster: tuple[WorkerId, ...]
+
+
+class Plan(Action, frozen=True, kw_only=True):
+    """The shares of all workers of a generation, valid from a step on."""
+
+    generation: int
+    from_step: int
+    shares: dict[WorkerId, int]
+    lr_factor: float = 1.0  # of the learning rate that belongs to the base batch
+
+    @property
+    def batch(self) -> int:
+        """The global batch: what the shares add up to."""
+        return sum(self.shares.values())
+
+
+class Launch(Action, frozen=True, kw_only=True):
+    """Start workers; they report by joining."""
+
+    num_workers: int
+    kind: str = ""  # empty: whatever the launcher has
+
+
+class Drain(Action, frozen=True, kw_only=True):
+    """Ask a worker to leave at a step's end."""
+
+    worker: WorkerId
+
+
+class Pause(Action, frozen=True, kw_only=True):
+    """Stop stepping, state in hand, until a plan comes."""
+
+
+class Stay(Action, frozen=True, kw_only=True):
+    """A question was looked at and the cluster stays as it is. For the record."""
+
+
+AnyAction = Regroup | Plan | Launch | Drain | Pause | Stay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fleet:
+    """The workers that share a batch, as columns in the order of their ids.
+
+    Ids, not ranks or arrival, break every tie: equal facts give equal plans on every machine.
+    """
+
+    ids: tuple[WorkerId, ...]
+    kinds: tuple[str, ...]
+    cores: FloatArray
+    flops: FloatArray  # nan: unknown
+    warmup_samples_per_s: FloatArray  # nan: unknown
+    lower: IntArray  # bounds of a share
+    upper: IntArray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(cls, workers: Iterable[Worker], *, batch: int, min_share: int = 0) -> Fleet:
+        """Columns of `workers`, each share bounded by `min_share` and the worker's cap."""
+        rows = sorted(workers, key=lambda w: w.id)
+        nan = float("nan")
+        return cls(
+            ids=tuple(w.id for w in rows),
+            kinds=tuple(w.kind for w in rows),
+            cores=np.array([w.cores for w in rows], dtype=np.float64),
+            flops=np.array([w.flops or nan for w in rows], dtype=np.float64),
+            warmup_samples_per_s=np.array(
+                [w.warmup_samples_per_s or nan for w in rows], dtype=np.float64
+            ),
+            lower=np.full(len(rows), min_share, dtype=np.int64),
+            upper=np.array([min(w.cap or batch, batch) for w in rows], dtype=np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """What one step measured, in a fleet's order. NaN: that worker has nothing to say."""
+
+    step: int
+    samples: IntArray
+    compute_s: FloatArray
+    forecast_samples_per_s: FloatArray
+
+    @classmethod
+    def of(cls, event: StepDone, fleet: Fleet) -> Outcome:
+        """The columns of `event` for `fleet`; reports of workers outside it are dropped."""
+        row = {r.worker: i for i, r in enumerate(event.reports)}
+        at = np.array([row.get(w, -1) for w in fleet.ids], dtype=np.int64)
+        # One row more than there are reports: where a worker has none, index -1 finds the blank.
+        samples = np.array([r.samples for r in event.reports] + [0], dtype=np.int64)[at]
+        compute_s = np.array([r.compute_s for r in event.reports] + [np.nan])[at]
+        forecast = np.array([*(event.forecasts or [np.nan] * len(event.reports)), np.nan])[at]
+        return cls(
+            step=event.step,
+            samples=samples,
+            compute_s=np.where(samples > 0, compute_s, np.nan),
+            forecast_samples_per_s=forecast,
+        )
