@@ -26,6 +26,7 @@ test: lint
 tables: .venv/ready
 	$(BIN)/python -m bench.policies
 	$(BIN)/python -m bench.papers
+	$(BIN)/python -m bench.picture
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -5,6 +5,7 @@
     |   +-- UnknownSettingError
     +-- InvalidInputError   a value handed in cannot be true: a negative time, a NaN, a duplicate
     +-- BatchBoundsError    the shares' bounds cannot hold the batch
+    +-- PausedError         the workers there are cannot train
     +-- JournalError        a journal cannot be read, with the line that is wrong
 
 Each also inherits the built-in that people already catch.
@@ -75,6 +76,10 @@ class BatchBoundsError(EvenstepError, ValueError):
             f"a batch of {self.batch} cannot give {self.num_workers} workers their minimum, "
             f"{self.least} together. Raise the batch or lower min_share."
         )
+
+
+class PausedError(EvenstepError, RuntimeError):
+    """The workers there are cannot train: too few, or too small for the batch."""
 
 
 class JournalError(EvenstepError, ValueError):

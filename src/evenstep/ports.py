@@ -1,8 +1,8 @@
 """Every plug on one screen: what can be replaced by name, and how a name is looked up.
 
 A third party ships a class, names it under the entry-point group of its plug, and subclasses the
-contract in `evenstep.testing`. A plug that decides (policy, heuristic) is a frozen value: its fields
-are its settings, and what it remembers is handed to it and handed back.
+contract in `evenstep.testing`. A plug that decides (policy, heuristic) is a frozen value: its
+fields are its settings, and what it remembers is handed to it and handed back.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from evenstep.errors import ConfigError
-from evenstep.types import FloatArray, Fleet, IntArray, Launch, Outcome, WorkerId
+from evenstep.types import Fleet, FloatArray, IntArray, Launch, Outcome, WorkerId
 
 Memory = Any
 """What a policy remembers between steps: opaque to everyone else, never changed in place."""
@@ -33,6 +33,15 @@ class BatchPolicy(Protocol):
         self, memory: Memory, fleet: Fleet, batch: int, shares: IntArray, outcome: Outcome
     ) -> tuple[Memory, Move | None]:
         """Shares of the next step, or None to keep `shares`. Sum and bounds always hold."""
+        ...
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """A batch policy that looks ahead. Only for these does anyone spend time on forecasts."""
+
+    def pace(self, memory: Memory, fleet: Fleet, outcome: Outcome) -> FloatArray:
+        """The speed whose course is to be forecast, in samples per second. NaN: not measured."""
         ...
 
 
@@ -85,6 +94,8 @@ class JobView(Protocol):
     def samples_left(self) -> int: ...
     @property
     def initial_samples_per_s(self) -> float: ...
+    @property
+    def initial_total_s(self) -> float: ...
 
 
 class Launcher(Protocol):
@@ -100,15 +111,15 @@ class Sink(Protocol):
     def write(self, record: Any) -> None: ...
 
 
-def look_up(plug: str, name: str, built_in: Mapping[str, type[Any]]) -> type[Any]:
-    """The class named `name` for a plug, built in or from the entry points `evenstep.<plug>`."""
+def look_up(group: str, name: str, built_in: Mapping[str, type[Any]]) -> type[Any]:
+    """The class called `name`: built in, or from the entry points `evenstep.<group>`."""
     if name in built_in:
         return built_in[name]
-    found = {e.name: e for e in entry_points(group=f"evenstep.{plug}")}
+    found = {e.name: e for e in entry_points(group=f"evenstep.{group}")}
     if name in found:
         loaded: type[Any] = found[name].load()
         return loaded
     known = sorted({*built_in, *found})
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-    raise ConfigError(plug, f"unknown name {name!r}; {hint}")
+    raise ConfigError("", f"unknown name {name!r}; {hint}")

@@ -7,7 +7,7 @@ ids, for arithmetic over a thousand workers at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -19,6 +19,11 @@ from evenstep.errors import InvalidInputError
 WorkerId = str
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+
+def listed(workers: Sequence[WorkerId]) -> str:
+    """A few names, or how many."""
+    return ", ".join(workers) if len(workers) <= 4 else f"{len(workers)} workers"
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +52,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         if self.cap is not None and self.cap < 1:
             raise InvalidInputError(
-                f"worker {self.id}: cap", f"must be 1 or more, got {self.cap}; leave it out for none"
+                f"worker {self.id}: cap",
+                f"must be 1 or more, got {self.cap}; leave it out for none",
             )
 
 
@@ -81,22 +87,22 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
 
 
 class Joined(Event, frozen=True, kw_only=True):
-    """A worker has started up and is ready to take a share."""
+    """Workers have started up and are ready to take a share."""
 
-    worker: Worker
+    workers: tuple[Worker, ...]
 
 
 class Left(Event, frozen=True, kw_only=True):
-    """A worker announced that it goes, or has been drained, at a step's end."""
+    """Workers announced that they go, or have been drained, at a step's end."""
 
-    worker: WorkerId
+    workers: tuple[WorkerId, ...]
     cause: str = ""
 
 
 class Lost(Event, frozen=True, kw_only=True):
-    """A worker died, hung or was cut off."""
+    """Workers died, hung or were cut off."""
 
-    worker: WorkerId
+    workers: tuple[WorkerId, ...]
     cause: str = ""
 
 
@@ -123,19 +129,21 @@ class DrainAsked(Event, frozen=True, kw_only=True):
 class StepDone(Event, frozen=True, kw_only=True):
     """The cluster took a step: all of its reports, and what the next step is expected to bring.
 
-    `forecasts` are samples per second in the order of `reports`; the engine fills them in before the
-    event is decided on and recorded, so a replay needs no forecaster.
+    `forecasts` are samples per second in the order of `reports`, None where there is none; the
+    engine fills them in before the event is decided on and recorded: a replay needs no forecaster.
     """
 
     step: int
     generation: int
     seconds: float  # from the step's start to its commit
     reports: tuple[StepReport, ...]
-    forecasts: tuple[float, ...] | None = None
+    forecasts: tuple[float | None, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):
-            raise InvalidInputError(f"step {self.step}: seconds", f"must be above 0: {self.seconds}")
+            raise InvalidInputError(
+                f"step {self.step}: seconds", f"must be above 0: {self.seconds}"
+            )
         if len({r.worker for r in self.reports}) < len(self.reports):
             raise InvalidInputError(f"step {self.step}: reports", "a worker reports twice")
         if self.forecasts is not None and len(self.forecasts) != len(self.reports):
@@ -252,7 +260,8 @@ class Outcome:
         # One row more than there are reports: where a worker has none, index -1 finds the blank.
         samples = np.array([r.samples for r in event.reports] + [0], dtype=np.int64)[at]
         compute_s = np.array([r.compute_s for r in event.reports] + [np.nan])[at]
-        forecast = np.array([*(event.forecasts or [np.nan] * len(event.reports)), np.nan])[at]
+        told = event.forecasts or (None,) * len(event.reports)
+        forecast = np.array([np.nan if f is None else f for f in (*told, None)])[at]
         return cls(
             step=event.step,
             samples=samples,

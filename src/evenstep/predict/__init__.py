@@ -1,0 +1,58 @@
+"""Forecasters of each worker's speed, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from inspect import Parameter, signature
+from typing import Any
+
+from evenstep.errors import ConfigError, UnknownSettingError
+from evenstep.ports import Forecaster, look_up
+from evenstep.predict.arima import Arima
+from evenstep.predict.ema import Ema
+from evenstep.predict.gate import Gate
+from evenstep.predict.last import Last
+from evenstep.predict.lstm import Lstm
+from evenstep.predict.narx import Narx
+from evenstep.predict.rnn import Rnn
+from evenstep.strict import build
+
+FORECASTERS: dict[str, type[Any]] = {
+    "last": Last,
+    "ema": Ema,
+    "arima": Arima,
+    "rnn": Rnn,
+    "lstm": Lstm,
+    "narx": Narx,
+}
+
+__all__ = ["FORECASTERS", "Arima", "Ema", "Gate", "Last", "Lstm", "Narx", "Rnn", "make"]
+
+
+def make(name: str, options: Mapping[str, Any] | None = None) -> Forecaster:
+    """The forecaster named `name`, behind a gate that falls back to `last` where that is better."""
+    kind = look_up("forecasters", name, FORECASTERS)
+    try:
+        forecaster: Forecaster = kind(**_settings(kind, options or {}))
+    except ConfigError as e:
+        raise e.within("forecaster") from None
+    return forecaster if isinstance(forecaster, Last) else Gate(inner=forecaster)
+
+
+def _settings(kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options`, each checked against the constructor's parameter of that name."""
+    known = signature(kind, eval_str=True).parameters
+    settings = {}
+    for key, value in options.items():
+        if key not in known:
+            if not known:
+                raise ConfigError(key, f"{kind.__name__.lower()} has no settings; leave it out")
+            near = get_close_matches(key, known, n=1)
+            raise UnknownSettingError(key, near[0] if near else f"one of {', '.join(known)}")
+        expected = known[key].annotation
+        try:
+            settings[key] = value if expected is Parameter.empty else build(expected, value)
+        except ConfigError as e:
+            raise e.within(key) from None
+    return settings

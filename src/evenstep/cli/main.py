@@ -1,0 +1,52 @@
+"""The command line: one file per command, loaded when it is called.
+
+Nothing heavy is imported here: `evenstep --help` answers before numpy would have been loaded.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from evenstep import __version__
+from evenstep.errors import EvenstepError
+
+COMMANDS = {
+    "simulate": "Run a scenario on a virtual clock and compare policies.",
+    "replay": "Decide a recorded run again and show what differs.",
+}
+
+
+class Commands(click.Group):
+    """Knows every command by name and loads the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"evenstep.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in `--help`, without loading what it lists."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; what evenstep refuses on purpose is one line and exit code 2."""
+        try:
+            return super().invoke(ctx)
+        except EvenstepError as e:
+            click.echo("evenstep: " + " ".join(str(e).split()), err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="evenstep %(version)s")
+def main() -> None:
+    """Even steps on uneven machines: data-parallel training on clusters that are not alike."""

@@ -1,0 +1,108 @@
+"""Step-time curves: how long each worker of a fleet takes for a share, as columns.
+
+A share of zero takes no time. From one sample on, time never falls as the share grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from evenstep.errors import InvalidInputError
+from evenstep.types import FloatArray, IntArray
+
+MOST = np.int64(2**53)
+"""More than any share: up to here a float counts samples exactly."""
+
+
+class Curves(Protocol):
+    """One curve a worker, and its inverse. Both agree: `seconds(within(t)) <= t`."""
+
+    def seconds(self, shares: IntArray) -> FloatArray:
+        """The time each worker takes for its share."""
+        ...
+
+    def within(self, deadline_s: float) -> IntArray:
+        """The largest share each worker finishes by the deadline."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FlatLinear:
+    """`max(floor_s, fixed_s + per_sample_s * share)`: flat up to the knee, then a line.
+
+    A GPU below saturation is the flat part; a CPU is the line alone, with a fixed cost a step.
+    """
+
+    floor_s: FloatArray
+    fixed_s: FloatArray
+    per_sample_s: FloatArray
+
+    def __post_init__(self) -> None:
+        for name in ("floor_s", "fixed_s", "per_sample_s"):
+            column = getattr(self, name)
+            bad = ~(np.isfinite(column) & (column >= 0))
+            if bad.any():
+                i = int(bad.argmax())
+                raise InvalidInputError(
+                    f"curve {i}: {name}", f"must be 0 or more and finite, got {column[i]}"
+                )
+
+    @classmethod
+    def at_speed(cls, samples_per_s: FloatArray) -> FlatLinear:
+        """Lines through the origin: time in proportion to the share."""
+        if not (np.isfinite(samples_per_s) & (samples_per_s > 0)).all():
+            bad = samples_per_s[~(np.isfinite(samples_per_s) & (samples_per_s > 0))][0]
+            raise InvalidInputError("samples_per_s", f"must be above 0 and finite, got {bad}")
+        zero = np.zeros(len(samples_per_s))
+        return cls(floor_s=zero, fixed_s=zero, per_sample_s=1.0 / samples_per_s)
+
+    def scaled(self, factor: FloatArray) -> FlatLinear:
+        """The curves of workers that take `factor` times as long."""
+        return FlatLinear(
+            floor_s=self.floor_s * factor,
+            fixed_s=self.fixed_s * factor,
+            per_sample_s=self.per_sample_s * factor,
+        )
+
+    def seconds(self, shares: IntArray) -> FloatArray:
+        """The time each worker takes for its share."""
+        line = self.fixed_s + self.per_sample_s * shares
+        return np.where(shares > 0, np.maximum(self.floor_s, line), 0.0)
+
+    def within(self, deadline_s: float) -> IntArray:
+        """The largest share each worker finishes by the deadline."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            exact = (deadline_s - self.fixed_s) / self.per_sample_s
+        # 0/0: a worker whose samples are free and whose fixed cost just fits.
+        exact = np.where(np.isnan(exact), float(MOST), exact)
+        share = np.clip(np.floor(exact), 0, float(MOST)).astype(np.int64)
+        # Division rounds; `seconds` is the truth, one sample either way.
+        share += self.seconds(np.minimum(share + 1, MOST)) <= deadline_s
+        share = np.minimum(share, MOST)
+        share -= (share > 0) & (self.seconds(share) > deadline_s)
+        return np.where(self.floor_s <= deadline_s, share, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AnyMonotone:
+    """Curves given only as a function of all shares at once, inverted by bisection."""
+
+    function: Callable[[IntArray], FloatArray]
+    upper: IntArray  # shares above this are never asked for
+
+    def seconds(self, shares: IntArray) -> FloatArray:
+        """The time each worker takes for its share."""
+        return np.where(shares > 0, self.function(shares), 0.0)
+
+    def within(self, deadline_s: float) -> IntArray:
+        """The largest share each worker finishes by the deadline, up to `upper`."""
+        low, high = np.zeros_like(self.upper), self.upper.copy()
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            fits = self.seconds(middle) <= deadline_s
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+        return low

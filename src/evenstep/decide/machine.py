@@ -1,0 +1,160 @@
+"""`decide(cluster, event) -> (cluster, actions)`: the one door for state.
+
+The match over events is exhaustive. Late news (a report of a former generation, the loss of a
+worker already gone) changes nothing; news that cannot be true raises and leaves all as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+import numpy as np
+
+from evenstep.decide.cluster import Cluster, Decision
+from evenstep.decide.learning import base_batch, lr_factor
+from evenstep.decide.sizing import (
+    consider_size,
+    consider_stragglers,
+    drain,
+    launch_failed,
+    regrouped,
+    relieve,
+    resize,
+)
+from evenstep.errors import BatchBoundsError, InvalidInputError
+from evenstep.types import (
+    AnyEvent,
+    DrainAsked,
+    Fleet,
+    IntArray,
+    Joined,
+    LaunchFailed,
+    Left,
+    Lost,
+    Outcome,
+    Pause,
+    Plan,
+    Regroup,
+    SizeAsked,
+    StepDone,
+    Worker,
+    WorkerId,
+    listed,
+)
+
+
+def decide(cluster: Cluster, event: AnyEvent) -> Decision:
+    """One event in, the next state and the orders out."""
+    match event:
+        case StepDone():
+            return _step(cluster, event)
+        case Joined(workers=workers):
+            return _joined(cluster, workers)
+        case Left(workers=gone, cause=cause):
+            return _gone(cluster, gone, "left", cause)
+        case Lost(workers=gone, cause=cause):
+            return _gone(cluster, gone, "lost", cause)
+        case LaunchFailed(num_workers=num, cause=cause):
+            return launch_failed(cluster, num, cause)
+        case SizeAsked(num_workers=num):
+            return resize(cluster, num, f"{num} workers asked for")
+        case DrainAsked(worker=worker):
+            if worker not in cluster.workers:
+                there = listed(cluster.roster)
+                raise InvalidInputError("drain", f"no worker {worker}; there are {there}")
+            return drain(cluster, (worker,), "asked for")
+        case _:
+            assert_never(event)
+
+
+def _step(cluster: Cluster, event: StepDone) -> Decision:
+    """Decide once on all of a step's reports: shares, then size, then stragglers."""
+    fleet, late = cluster.fleet, event.step <= cluster.step
+    if fleet is None or late or event.generation != cluster.generation:
+        return cluster, ()
+    trained = sum(r.samples for r in event.reports)
+    cluster = replace(cluster, step=event.step, samples=cluster.samples + trained)
+    cluster, plans = _balance(cluster, fleet, event)
+    cluster, sizes = consider_size(cluster, event)
+    cluster, replacements = consider_stragglers(cluster, event)
+    return cluster, (*plans, *sizes, *replacements)
+
+
+def _balance(cluster: Cluster, fleet: Fleet, event: StepDone) -> Decision:
+    shares = np.array([cluster.shares[w] for w in fleet.ids], dtype=np.int64)
+    outcome = Outcome.of(event, fleet)
+    memory, move = cluster.policy.next(cluster.memory, fleet, cluster.batch, shares, outcome)
+    cluster = replace(cluster, memory=memory)
+    if move is None or (move[0] == shares).all():
+        return cluster, ()
+    plan = _plan(cluster, fleet, *move)
+    return replace(cluster, plan=plan), (plan,)
+
+
+def _joined(cluster: Cluster, workers: tuple[Worker, ...]) -> Decision:
+    ids = [w.id for w in workers]
+    for worker in ids:
+        if worker in cluster.workers or ids.count(worker) > 1:
+            raise InvalidInputError(
+                "joined", f"there is a worker {worker} already; ids are for life"
+            )
+    cluster = replace(
+        cluster,
+        workers={**cluster.workers, **{w.id: w for w in workers}},
+        roster=(*cluster.roster, *ids),
+        launching=max(0, cluster.launching - len(workers)),
+    )
+    cluster, actions = _regroup(cluster, f"{listed(ids)} joined")
+    cluster, drains = relieve(cluster)
+    return cluster, (*actions, *drains)
+
+
+def _gone(cluster: Cluster, gone: tuple[WorkerId, ...], how: str, cause: str) -> Decision:
+    known = [w for w in gone if w in cluster.workers]
+    if not known:
+        return cluster, ()
+    cluster = replace(
+        cluster,
+        workers={i: w for i, w in cluster.workers.items() if i not in known},
+        roster=tuple(w for w in cluster.roster if w not in known),
+        draining=cluster.draining - set(known),
+    )
+    return _regroup(cluster, f"{listed(known)} {how}" + (f": {cause}" if cause else ""))
+
+
+def _regroup(cluster: Cluster, reason: str) -> Decision:
+    """A new generation of the workers there are, with shares; or a pause, if they cannot train."""
+    num, least = len(cluster.workers), cluster.settings.workers.min
+    if num < least:
+        return _pause(cluster, f"{reason}; {num} of at least {least} workers")
+    batch, min_share = cluster.batch, cluster.settings.batch.min_share
+    fleet = Fleet.of(cluster.workers.values(), batch=batch, min_share=min_share)
+    try:
+        memory, (shares, why) = cluster.policy.seat(cluster.memory, fleet, batch)
+    except BatchBoundsError as e:
+        return _pause(cluster, f"{reason}; {e}")
+    cluster = replace(
+        regrouped(cluster), generation=cluster.generation + 1, fleet=fleet, memory=memory
+    )
+    plan = _plan(cluster, fleet, shares, f"{reason}; {why}")
+    regroup = Regroup(generation=cluster.generation, roster=cluster.roster, reason=reason)
+    return replace(cluster, plan=plan), (regroup, plan)
+
+
+def _pause(cluster: Cluster, reason: str) -> Decision:
+    return replace(cluster, fleet=None, plan=None), (Pause(reason=reason),)
+
+
+def _plan(cluster: Cluster, fleet: Fleet, shares: IntArray, reason: str) -> Plan:
+    batch, settings = cluster.batch, cluster.settings
+    assert int(shares.sum()) == batch, f"{cluster.policy} planned {shares.sum()} of {batch} samples"
+    assert ((fleet.lower <= shares) & (shares <= fleet.upper)).all(), f"{cluster.policy}: {shares}"
+    lr, why = lr_factor(settings.batch.lr_rule, batch, base_batch(settings.batch))
+    return Plan(
+        generation=cluster.generation,
+        from_step=cluster.step + 1 + settings.plan_delay_steps,
+        shares=dict(zip(fleet.ids, shares.tolist(), strict=True)),
+        lr_factor=lr,
+        reason=reason if settings.batch.size else f"{reason}; {why}",
+    )

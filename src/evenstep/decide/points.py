@@ -1,0 +1,198 @@
+"""What is remembered of each worker's step times, and what one more step says about it.
+
+Each worker has a few points (share, seconds). A step that does not fit them has one of two
+meanings. At a share seen before, the *worker* has changed: all its points are rescaled, so that one
+step tells the whole new curve. At a new share, the *curve* was wrong: the point is added. A curve
+can be wrong by no more than the share has moved, or so; what lies beyond is a change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenstep.decide.curves import FlatLinear
+from evenstep.decide.fit import fit
+from evenstep.decide.seat import carry, expected_speed, follow
+from evenstep.types import Fleet, FloatArray, IntArray, Outcome, WorkerId
+
+SLOTS = 8
+"""Points kept of a worker: enough for a flat part and a line, and old ones make room."""
+
+NEAR = 0.06
+"""Shares this near each other, relatively, are one point."""
+
+SURE = 5.0
+"""Standard deviations of noise beyond which a step is news."""
+
+FADE, FADE_CHANGED = 0.98, 0.3
+"""What a point's weight keeps over a step, and over a change of its worker."""
+
+BELIEF_SD = 0.3
+"""How sure the belief about a step's fixed part is, as a standard deviation of the fraction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Points:
+    """One row a worker; slots of weight 0 are empty."""
+
+    ids: tuple[WorkerId, ...]
+    share: FloatArray
+    seconds: FloatArray
+    weight: FloatArray
+    noise: FloatArray  # relative variance of a step around the curve
+    bias: FloatArray  # smoothed relative error, and its size: their ratio tells drift from noise
+    spread: FloatArray
+    steady: FloatArray  # steps measured since the worker last changed
+    unseen: FloatArray  # steps since it was last measured
+    jump: FloatArray  # log of the factor by which its last step changed it, mostly 0
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Who was ever measured."""
+        return np.asarray((self.weight > 0).any(axis=1))
+
+    def curves(self, fixed_fraction: float) -> FlatLinear:
+        """The curves through the points, by relative error: noise is a fraction of a step."""
+        level_s = self.seconds[np.arange(len(self.ids)), self.weight.argmax(axis=1)]
+        relative = np.where(self.weight > 0, self.seconds / level_s[:, None], 1.0)
+        unit = fit(
+            self.share,
+            relative,
+            self.weight / relative**2,
+            fixed_fraction=fixed_fraction,
+            belief=self.noise / BELIEF_SD**2,
+            knee_error=SURE * self.noise,
+        )
+        return unit.scaled(level_s)
+
+    def most_seen(self) -> FloatArray:
+        """The largest share remembered of each worker."""
+        most: FloatArray = np.where(self.weight > 0, self.share, 0.0).max(axis=1)
+        return most
+
+    def rescaled(self, log_factor: FloatArray) -> Points:
+        """The points of workers that take `exp(log_factor)` times as long."""
+        return replace(self, seconds=self.seconds * np.exp(log_factor)[:, None])
+
+
+def blank(noise: float) -> Points:
+    """Points of nobody."""
+    none, no_points = np.zeros(0), np.zeros((0, SLOTS))
+    return Points(
+        ids=(),
+        share=no_points,
+        seconds=no_points,
+        weight=no_points,
+        noise=none + noise**2,
+        bias=none,
+        spread=none,
+        steady=none,
+        unseen=none,
+        jump=none,
+    )
+
+
+def reseat(points: Points, fleet: Fleet, noise: float) -> Points:
+    """The points of another fleet: those who stay keep theirs, new workers have none."""
+    rows = follow(points.ids, fleet.ids)
+    new = {"noise": noise**2, "spread": noise}
+    columns = [f.name for f in fields(Points) if f.name != "ids"]
+    kept = {name: carry(getattr(points, name), rows, new.get(name, 0.0)) for name in columns}
+    return Points(ids=fleet.ids, **kept)
+
+
+def lend(points: Points, fleet: Fleet, batch: int) -> Points:
+    """The points, with what is expected of workers that were never measured.
+
+    A worker of a known kind gets the points of the middle one of its kind; any other one point, at
+    an equal share, from its warm-up or its label.
+    """
+    if points.known.all():
+        return points
+    row, heaviest = np.arange(len(fleet)), points.weight.argmax(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        measured = points.share[row, heaviest] / points.seconds[row, heaviest]
+    speed = expected_speed(fleet, np.where(points.known, measured, np.nan))
+    share, seconds, weight = points.share.copy(), points.seconds.copy(), points.weight.copy()
+    alike: dict[str, list[int]] = {}
+    for i in np.flatnonzero(points.known)[np.argsort(measured[points.known], kind="stable")]:
+        alike.setdefault(fleet.kinds[i], []).append(int(i))
+    for i in np.flatnonzero(~points.known):
+        peers = alike.get(fleet.kinds[i])
+        if peers:
+            peer = peers[len(peers) // 2]
+            share[i], seconds[i], weight[i] = share[peer], seconds[peer], weight[peer]
+        else:
+            share[i, 0], weight[i, 0] = batch / len(fleet), 1.0
+            seconds[i, 0] = share[i, 0] / speed[i]
+    return replace(points, share=share, seconds=seconds, weight=weight)
+
+
+def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
+    """The points with one more step in them; `expected` are the curves that it was planned on."""
+    seen = np.isfinite(outcome.compute_s)
+    old = seen & points.known
+    share = np.where(seen, outcome.samples, 1).astype(np.float64)
+    took_s = np.where(seen, outcome.compute_s, 1.0)
+    error = np.where(old, np.log(took_s / expected.seconds(share.astype(np.int64))), 0.0)
+    slot, away = _nearest(points, share)
+    near = old & (away < NEAR)
+
+    sigma = np.sqrt(points.noise)
+    changed = old & (np.abs(error) > away + SURE * sigma)
+    calm = near & ~changed
+    steady = np.where(changed, 0.0, points.steady) + seen
+    rate = np.maximum(1.0 / (points.steady + 2.0), 0.05)
+    noise = points.noise + np.where(calm, rate * (error**2 - points.noise), 0.0)
+    bias = points.bias + np.where(calm, 0.1 * (error - points.bias), 0.0)
+    spread = points.spread + np.where(calm, 0.1 * (np.abs(error) - points.spread), 0.0)
+
+    # Errors that lean to one side are drift: follow them. Errors of both signs average out.
+    leaning = np.clip(2.0 * np.abs(bias) / np.maximum(spread, 1e-12) - 1.0, 0.0, 1.0)
+    gain = np.where(calm, np.maximum(1.0 / (steady + 1.0), leaning), 0.0)
+    rescaled = points.rescaled(np.where(changed, 1.0, gain) * error)
+    fade = np.where(changed, FADE_CHANGED, np.where(seen, FADE, 1.0))
+    after = replace(
+        rescaled,
+        weight=points.weight * fade[:, None],
+        noise=np.maximum(noise, 1e-6),
+        bias=np.where(changed, 0.0, bias),
+        spread=np.where(changed, sigma, spread),
+        steady=steady,
+        unseen=np.where(seen, 0.0, points.unseen + 1.0),
+        jump=np.where(changed, error, np.where(seen, 0.0, points.jump)),
+    )
+    return _put(after, seen, near, slot, share, took_s)
+
+
+def _nearest(points: Points, share: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Each worker's slot whose share is the nearest, and how far it is (log; inf: none)."""
+    used = points.weight > 0
+    apart = np.abs(np.log(np.where(used, points.share, 1.0) / share[:, None]))
+    apart = np.where(used, apart, np.inf)
+    slot = apart.argmin(axis=1)
+    return slot, apart[np.arange(len(slot)), slot]
+
+
+def _put(
+    points: Points,
+    seen: NDArray[np.bool_],
+    near: NDArray[np.bool_],
+    slot: IntArray,
+    share: FloatArray,
+    took_s: FloatArray,
+) -> Points:
+    """A measured point into its slot: averaged where it is near, else in place of the lightest."""
+    shares, seconds, weight = points.share.copy(), points.seconds.copy(), points.weight.copy()
+    new, same = np.flatnonzero(seen & ~near), np.flatnonzero(near)
+    lightest = weight[new].argmin(axis=1)
+    shares[new, lightest], seconds[new, lightest] = share[new], took_s[new]
+    weight[new, lightest] = 1.0
+    at = same, slot[same]
+    weight[at] += 1.0
+    shares[at] += (share[same] - shares[at]) / weight[at]
+    seconds[at] += (took_s[same] - seconds[at]) / weight[at]
+    return replace(points, share=shares, seconds=seconds, weight=weight)

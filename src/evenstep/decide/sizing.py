@@ -1,0 +1,105 @@
+"""How many workers, and which: the search and the stragglers turned into orders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from evenstep.decide.cluster import Cluster, Decision
+from evenstep.decide.scaling.kind import kind_to_add, kinds_of, whom_to_drop
+from evenstep.decide.scaling.search import look, observe, transition
+from evenstep.decide.straggler import give_up, judge
+from evenstep.types import Drain, Launch, Stay, StepDone, WorkerId
+
+
+def consider_size(cluster: Cluster, event: StepDone) -> Decision:
+    """One step's word on the size of the cluster: workers ordered, sent home, or why neither."""
+    if cluster.heuristic is None:
+        return cluster, ()
+    price_per_s = sum(w.price_per_hour for w in cluster.workers.values()) / 3600
+    search = observe(
+        cluster.search, len(cluster.workers), cluster.batch, event.seconds, price_per_s
+    )
+    search, target, reason = look(
+        search,
+        cluster.settings.scaling,
+        cluster.settings.workers,
+        cluster.heuristic,
+        samples_left=max(0, cluster.settings.samples - cluster.samples),
+        waiting=cluster.launching > 0 or bool(cluster.draining),
+    )
+    cluster = replace(cluster, search=search)
+    if target is not None:
+        speed = {r.worker: r.samples / event.seconds for r in event.reports}
+        return resize(cluster, target, reason, speed)
+    return cluster, (Stay(reason=reason),) if reason else ()
+
+
+def consider_stragglers(cluster: Cluster, event: StepDone) -> Decision:
+    """One step's word on who is too slow: a substitute ordered, or why nobody is replaced now."""
+    memory, straggler, reason = judge(
+        cluster.stragglers, cluster.settings.straggler, cluster.ranks, event.reports
+    )
+    cluster = replace(cluster, stragglers=memory)
+    if straggler is None:
+        return cluster, (Stay(reason=reason),) if reason else ()
+    order = Launch(num_workers=1, kind=cluster.workers[straggler].kind, reason=reason)
+    return replace(cluster, launching=cluster.launching + 1), (order,)
+
+
+def relieve(cluster: Cluster) -> Decision:
+    """The substitute is in: the straggler it was ordered for may go."""
+    straggler = cluster.stragglers.leaving
+    if straggler is None or straggler.id not in cluster.workers:
+        return cluster, ()
+    joined = [w for w in cluster.roster if w not in cluster.stragglers.peers]
+    if not joined:
+        return cluster, ()
+    return drain(cluster, (straggler.id,), f"{joined[0]} has joined in its place")
+
+
+def regrouped(cluster: Cluster) -> Cluster:
+    """What was measured of the roster before does not mix with what follows."""
+    return replace(cluster, search=transition(cluster.search, len(cluster.workers)))
+
+
+def launch_failed(cluster: Cluster, num_workers: int, cause: str) -> Decision:
+    """Workers that were ordered will not come: go on with those there are."""
+    missed = min(num_workers, cluster.launching)
+    reason = f"{missed} of {cluster.launching} ordered workers did not start: {cause}; going on"
+    cluster = replace(cluster, launching=cluster.launching - missed)
+    if cluster.stragglers.leaving is not None and cluster.launching == 0:
+        gave_up = give_up(cluster.stragglers, cluster.settings.straggler)
+        cluster = replace(cluster, stragglers=gave_up)
+    return cluster, (Stay(reason=reason),)
+
+
+def resize(
+    cluster: Cluster, target: int, reason: str, speed: dict[WorkerId, float] | None = None
+) -> Decision:
+    """Order workers, or send some home, until `target` are there or on their way.
+
+    Which kind comes or goes is chosen by what it brings for its price, where `speed` (samples per
+    second in the last step) is known; else the last in rank go.
+    """
+    limits = cluster.settings.workers
+    target = min(max(target, limits.min), limits.max)
+    staying = [w for w in cluster.ranks if w.id not in cluster.draining]
+    size = len(staying) + cluster.launching
+    kinds = kinds_of(staying, speed or {})
+    if target > size:
+        kind, why = kind_to_add(kinds.values()) if len(kinds) > 1 else ("", "")
+        order = Launch(num_workers=target - size, kind=kind, reason=_both(reason, why))
+        return replace(cluster, launching=cluster.launching + order.num_workers), (order,)
+    gone, why = whom_to_drop(staying, kinds, min(size - target, len(staying) - 1))
+    return drain(cluster, gone, _both(reason, why if len(kinds) > 1 else ""))
+
+
+def drain(cluster: Cluster, workers: tuple[WorkerId, ...], reason: str) -> Decision:
+    """Ask workers to leave. One that was asked already is not asked twice."""
+    new = tuple(w for w in workers if w not in cluster.draining)
+    cluster = replace(cluster, draining=cluster.draining | set(new))
+    return cluster, tuple(Drain(worker=w, reason=reason) for w in new)
+
+
+def _both(reason: str, why: str) -> str:
+    return f"{reason}; {why}" if why else reason

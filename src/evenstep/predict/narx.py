@@ -1,0 +1,31 @@
+"""NARX: a nonlinear autoregressive network with exogenous inputs, the forecaster of LB-BSP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evenstep.errors import ConfigError
+from evenstep.predict.net import Cell, Net, tanh_cell
+from evenstep.types import FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Narx(Net):
+    """Forecasts from the last `delays` speeds and the free CPU and memory since then, now included.
+
+    One hidden layer of `width` tanh units. The paper gives neither number; both are ours.
+    """
+
+    delays: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.delays < 1:
+            raise ConfigError("delays", f"must be 1 or more, got {self.delays}")
+
+    @property
+    def _delays(self) -> int:
+        return self.delays
+
+    def _cell(self, drive: FloatArray, carry: FloatArray) -> Cell:
+        return tanh_cell(drive, carry)

@@ -1,0 +1,25 @@
+"""A simple recurrent net after Elman: the hidden layer sees what it gave a step ago."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from evenstep.predict.net import Cell, Net, tanh_cell
+from evenstep.types import FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rnn(Net):
+    """Forecasts from the last speed, the coming free CPU and memory, and `width` recurrent units.
+
+    As in Elman's paper the past of the hidden layer is an input like any other: the gradient does
+    not reach through it.
+    """
+
+    recurrent: ClassVar[bool] = True
+
+    width: int = 6
+
+    def _cell(self, drive: FloatArray, carry: FloatArray) -> Cell:
+        return tanh_cell(drive, carry)

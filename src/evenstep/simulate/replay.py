@@ -1,0 +1,38 @@
+"""A recorded run decided again: the same events, the same or other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from evenstep.config import Settings
+from evenstep.engine import Engine
+from evenstep.journal import Record
+from evenstep.types import AnyAction, Regroup, StepDone
+
+
+def replay(
+    records: Iterable[Record], settings: Settings, *, forecast_anew: bool = False
+) -> Iterator[tuple[Record, tuple[AnyAction, ...]]]:
+    """Each record, and what is decided on its event now.
+
+    Forecasts are part of the record and used as they are, unless they are to be made anew. With
+    other settings the events stay those of the recorded run: the answer is what would have been
+    decided on them, not how the cluster would have gone on.
+    """
+    engine = Engine(settings)
+    recorded_generation = 0
+    for record in records:
+        event = record.event
+        if isinstance(event, StepDone):
+            if event.generation == recorded_generation:
+                # Other settings may have counted other generations; a step of then is one of now.
+                now = engine.cluster.generation
+                event = msgspec.structs.replace(event, generation=now)
+            if forecast_anew:
+                event = msgspec.structs.replace(event, forecasts=None)
+        yield record, engine.handle(record.at_s, event)
+        for action in record.actions:
+            if isinstance(action, Regroup):
+                recorded_generation = action.generation

@@ -1,0 +1,186 @@
+"""For those who write plugs: a contract to subclass, and series whose truth is known.
+
+    class TestMine(ForecasterContract):
+        make = MyForecaster
+
+is a whole test file. Nothing here needs more than NumPy and a test runner that finds classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from evenstep.ports import Forecaster
+from evenstep.types import FloatArray
+
+Series = tuple[FloatArray, FloatArray]
+"""Speeds `[step, worker]` and outlooks `[step, worker, (free CPU, free memory)]`."""
+
+
+def interference(
+    *, steps: int, workers: int, seed: int, noise: float = 0.03, announced: bool = True
+) -> Series:
+    """Speed in proportion to a free CPU that others take and give back at irregular times.
+
+    The outlook shows it, if `announced`, with an error of 0.01; free memory wanders and means
+    nothing. Workers differ in speed by up to four orders of magnitude.
+    """
+    rng = np.random.default_rng(seed)
+    free = np.ones((steps, workers))
+    for w in range(workers):
+        at = int(rng.integers(8, 43))
+        while at < steps:
+            taken = int(rng.integers(8, 43))
+            free[at : at + taken, w] = rng.uniform(0.25, 0.7)
+            at += taken + int(rng.integers(8, 43))
+    speed, outlook = constant(steps=steps, workers=workers, seed=seed, noise=noise)
+    if announced:
+        outlook[..., 0] = np.clip(free + 0.01 * rng.standard_normal(free.shape), 0, 1)
+    walk = rng.standard_normal(free.shape).cumsum(axis=0)
+    outlook[..., 1] = np.clip(0.6 + 0.05 * walk / np.sqrt(steps), 0, 1)
+    return speed * free, outlook
+
+
+def constant(*, steps: int, workers: int, seed: int, noise: float = 0.0) -> Series:
+    """Speeds that stay, but for noise of the given relative size, under an outlook that stays."""
+    rng = np.random.default_rng(seed)
+    base = 10 ** rng.uniform(0, 4, size=workers)
+    speed = base * np.exp(noise * rng.standard_normal((steps, workers)))
+    return speed, np.broadcast_to([1.0, 0.6], (steps, workers, 2)).copy()
+
+
+def forecasts(forecaster: Forecaster, series: Series) -> FloatArray:
+    """What a seated forecaster says of each step of `series` before it learns that step."""
+    said = []
+    for speed, outlook in zip(*series, strict=True):
+        said.append(forecaster.forecast(outlook))
+        forecaster.learn(speed, outlook)
+    return np.array(said)
+
+
+class ForecasterContract:
+    """What every forecaster keeps. Subclass it as `TestMine` and say `make = MyForecaster`."""
+
+    make: ClassVar[Callable[[], Forecaster]]
+
+    def seated(self, *workers: str) -> Forecaster:
+        """A fresh forecaster with this roster."""
+        forecaster = type(self).make()
+        forecaster.seat(workers)
+        return forecaster
+
+    def test_a_worker_never_measured_has_no_forecast(self) -> None:
+        forecaster = self.seated("a", "b")
+        assert np.isnan(forecaster.forecast(np.ones((2, 2)))).all()
+        forecaster.learn(np.array([5.0, np.nan]), np.ones((2, 2)))
+        assert np.isnan(forecaster.forecast(np.ones((2, 2)))).tolist() == [False, True]
+
+    def test_forecasts_are_positive_and_finite_whatever_comes(self) -> None:
+        speed, outlook = _rough(steps=200, workers=3)
+        forecaster = self.seated("a", "b", "c")
+        said = forecasts(forecaster, (speed, outlook))[1:]
+        assert np.isfinite(said).all()
+        assert (said > 0).all()
+
+    def test_a_step_not_measured_teaches_nothing(self) -> None:
+        forecaster = self.seated("a", "b")
+        forecasts(forecaster, interference(steps=60, workers=2, seed=1))
+        outlook = np.array([[0.4, 0.5], [0.9, 0.5]])
+        before = forecaster.forecast(outlook)
+        forecaster.learn(np.array([np.nan, 7.0]), outlook * 0.8)
+        assert forecaster.forecast(outlook)[0] == before[0]
+
+    def test_forecasting_changes_nothing(self) -> None:
+        series = interference(steps=60, workers=2, seed=2)
+        asked, quiet = self.seated("a", "b"), self.seated("a", "b")
+        for speed, outlook in zip(*series, strict=True):
+            asked.forecast(outlook)
+            asked.forecast(1 - outlook)
+            asked.learn(speed, outlook)
+            quiet.learn(speed, outlook)
+        assert (asked.forecast(series[1][-1]) == quiet.forecast(series[1][-1])).all()
+
+    def test_what_is_handed_over_is_neither_changed_nor_kept(self) -> None:
+        forecaster = self.seated("a", "b")
+        speed, outlook = np.array([3.0, 4.0]), np.full((2, 2), 0.5)
+        forecaster.learn(speed, outlook)
+        assert speed.tolist() == [3, 4]
+        assert outlook.tolist() == [[0.5, 0.5]] * 2
+        before = forecaster.forecast(outlook)
+        kept = before.copy()
+        speed[:] = 1e6
+        before[:] = 1e6
+        assert (forecaster.forecast(np.full((2, 2), 0.5)) == kept).all()
+
+    def test_those_who_stay_are_not_disturbed_by_those_who_come_and_go(self) -> None:
+        speed, outlook = interference(steps=120, workers=4, seed=3)
+        alone, crowded = self.seated("b"), self.seated("a", "b", "c")
+        for step in range(120):
+            if step == 40:
+                crowded.seat(["b", "c"])
+            if step == 80:
+                crowded.seat(["d", "c", "b"])
+            roster = [0, 1, 2] if step < 40 else [1, 2] if step < 80 else [3, 2, 1]
+            here = roster.index(1)
+            said = crowded.forecast(outlook[step, roster])[here]
+            np.testing.assert_allclose(said, alone.forecast(outlook[step, [1]])[0], rtol=1e-9)
+            crowded.learn(speed[step, roster], outlook[step, roster])
+            alone.learn(speed[step, [1]], outlook[step, [1]])
+
+    def test_those_who_left_are_forgotten(self) -> None:
+        forecaster = self.seated("a", "b")
+        forecaster.learn(np.array([3.0, 4.0]), np.ones((2, 2)))
+        forecaster.seat(["a"])
+        forecaster.seat(["a", "b"])
+        assert np.isnan(forecaster.forecast(np.ones((2, 2)))).tolist() == [False, True]
+
+    def test_the_order_of_the_roster_does_not_matter(self) -> None:
+        speed, outlook = interference(steps=80, workers=3, seed=4)
+        order = [2, 0, 1]
+        one = forecasts(self.seated("a", "b", "c"), (speed, outlook))
+        other = forecasts(self.seated("c", "a", "b"), (speed[:, order], outlook[:, order]))
+        np.testing.assert_allclose(other, one[:, order], rtol=1e-9)
+
+    def test_a_restored_forecaster_goes_on_bit_for_bit(self) -> None:
+        speed, outlook = interference(steps=100, workers=3, seed=5)
+        speed[30:45, 1] = np.nan
+        first = self.seated("a", "b", "c")
+        forecasts(first, (speed[:50], outlook[:50]))
+        second = type(self).make()
+        second.load_state_dict(first.state_dict())
+        rest = (speed[50:], outlook[50:])
+        assert (forecasts(first, rest) == forecasts(second, rest)).all()
+
+    def test_a_saved_state_is_plain_data_that_later_steps_leave_alone(self) -> None:
+        series = interference(steps=50, workers=2, seed=6)
+        forecaster, restored = self.seated("a", "b"), type(self).make()
+        forecasts(forecaster, series)
+        state, said = forecaster.state_dict(), forecaster.forecast(series[1][-1])
+        assert _is_plain(state)
+        forecasts(forecaster, series)
+        restored.load_state_dict(state)
+        assert (restored.forecast(series[1][-1]) == said).all()
+
+
+def _rough(*, steps: int, workers: int) -> Series:
+    """Spikes, gaps, and an outlook that is out of range, missing or stuck."""
+    rng = np.random.default_rng(0)
+    speed, outlook = interference(steps=steps, workers=workers, seed=0, noise=0.3)
+    speed *= rng.choice([1, 100, 0.01], size=speed.shape, p=[0.9, 0.05, 0.05])
+    speed[1:][rng.random(speed[1:].shape) < 0.2] = np.nan
+    outlook *= rng.choice([1, 50, -3, np.nan], size=outlook.shape, p=[0.7, 0.1, 0.1, 0.1])
+    outlook[steps // 2 :, 0] = 0.0
+    return speed, outlook
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
+    if isinstance(value, list):
+        return all(_is_plain(v) for v in value)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "fiub"
+    return isinstance(value, str | int | float | bool)

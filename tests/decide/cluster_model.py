@@ -1,0 +1,88 @@
+"""A cluster small enough to reason about: true curves, changes and noise, driving one policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from evenstep.decide.curves import FlatLinear
+from evenstep.decide.split import split
+from evenstep.ports import BatchPolicy, Foresees
+from evenstep.types import Fleet, FloatArray, IntArray, Outcome, Worker
+
+Factor = Callable[[int], list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a policy did: the shares of each step, its time and the best time possible."""
+
+    shares: list[IntArray]
+    seconds: FloatArray  # of each step, noise left out
+    best_s: FloatArray
+
+    @property
+    def achieved(self) -> FloatArray:
+        """Best over actual time of each step."""
+        return self.best_s / self.seconds
+
+
+def drive(
+    policy: BatchPolicy,
+    curves: FlatLinear,
+    *,
+    batch: int,
+    num_steps: int,
+    caps: list[int] | None = None,
+    noise: float = 0.0,
+    factor: Factor | None = None,
+    announced: bool = False,
+    start: list[int] | None = None,
+) -> Run:
+    """Run a policy on workers of these curves; `factor(step)` is how many times slower each is."""
+    num = len(curves.fixed_s)
+    rows = [Worker(id=f"w{i:03}", cap=caps[i] if caps else None) for i in range(num)]
+    fleet = Fleet.of(rows, batch=batch)
+    rng = np.random.default_rng(7)
+    slower = factor or (lambda step: [1.0] * num)
+    memory, (shares, _) = policy.seat(None, fleet, batch)
+    if start is not None:
+        shares = np.array(start, dtype=np.int64)
+    history, seconds, best = [], [], []
+    for step in range(num_steps):
+        now, coming = np.array(slower(step)), np.array(slower(step + 1))
+        true = curves.scaled(now)
+        took_s = true.seconds(shares) * np.exp(rng.normal(0, noise, num))
+        history.append(shares)
+        seconds.append(float(true.seconds(shares).max()))
+        best.append(float(true.seconds(split(true, batch, fleet.lower, fleet.upper)).max()))
+        outcome = Outcome(
+            step=step,
+            samples=shares,
+            compute_s=np.where(shares > 0, took_s, np.nan),
+            forecast_samples_per_s=np.full(num, np.nan),
+        )
+        if announced and isinstance(policy, Foresees):
+            told = policy.pace(memory, fleet, outcome) * now / coming
+            outcome = replace(outcome, forecast_samples_per_s=told)
+        memory, move = policy.next(memory, fleet, batch, shares, outcome)
+        if move is not None:
+            shares, reason = move
+            assert reason
+            assert shares.sum() == batch
+            assert ((fleet.lower <= shares) & (shares <= fleet.upper)).all()
+    return Run(shares=history, seconds=np.array(seconds), best_s=np.array(best))
+
+
+def line(
+    fixed_ms: list[float], per_sample_ms: list[float], floor_ms: list[float] | None = None
+) -> FlatLinear:
+    """Curves in milliseconds, as people say them."""
+    ms = 1e-3
+    return FlatLinear(
+        floor_s=np.array(floor_ms or [0.0] * len(fixed_ms)) * ms,
+        fixed_s=np.array(fixed_ms) * ms,
+        per_sample_s=np.array(per_sample_ms) * ms,
+    )

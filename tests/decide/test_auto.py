@@ -1,0 +1,151 @@
+"""`auto`: the limit within a few steps, from any start, and nobody forgotten on the way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenstep.decide.batching.auto import Auto
+from evenstep.errors import ConfigError
+from evenstep.types import Fleet, Outcome, Worker
+from tests.decide.cluster_model import drive, line
+
+AUTO = Auto(start="uniform")
+
+
+@pytest.mark.parametrize(
+    ("fixed_ms", "per_sample_ms", "floor_ms", "batch", "caps"),
+    [
+        ([5, 5, 5, 20], [0.25, 0.5, 1, 1], None, 128, None),
+        ([10, 10, 10], [8.5, 1, 0.85], None, 192, None),
+        ([60, 200, 350], [5, 12, 20], None, 24, None),  # only the first is worth a sample
+        ([2, 2, 4, 4], [0.1, 0.1, 0.5, 0.5], [20, 20, 25, 30], 512, None),  # all have a knee
+        ([15, 15], [1, 2.2], None, 96, [64, 40]),
+        ([15, 15], [1, 2.2], None, 96, [50, 46]),  # one way only to hold the batch
+        ([0] * 8, [1] * 8, None, 100, None),
+    ],
+)
+def test_the_limit_is_reached_within_ten_steps_of_equal_shares(
+    fixed_ms: list[float],
+    per_sample_ms: list[float],
+    floor_ms: list[float] | None,
+    batch: int,
+    caps: list[int] | None,
+) -> None:
+    curves = line(fixed_ms, per_sample_ms, floor_ms)
+    run = drive(AUTO, curves, batch=batch, num_steps=18, caps=caps)
+    assert run.achieved[10:].min() >= 0.98
+
+
+@st.composite
+def affine_fleets(draw: st.DrawFn) -> tuple[list[float], list[float], int]:
+    n = draw(st.integers(2, 10))
+    fixed = draw(st.lists(st.floats(1, 30), min_size=n, max_size=n))
+    slope = draw(st.lists(st.floats(0.05, 3), min_size=n, max_size=n))
+    return fixed, slope, n * draw(st.integers(64, 300))  # a sample is a small part of a step
+
+
+@settings(max_examples=100, deadline=None)
+@given(affine_fleets())
+def test_any_affine_fleet_comes_within_two_per_cent_of_the_limit(
+    fleet: tuple[list[float], list[float], int],
+) -> None:
+    fixed, slope, batch = fleet
+    run = drive(AUTO, line(fixed, slope), batch=batch, num_steps=18)
+    # A step in which an idle worker is looked at again comes after twenty.
+    assert run.achieved[12:].min() >= 0.98
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=4, max_size=4).filter(lambda s: sum(s) >= 60))
+def test_any_starting_shares_lead_to_the_same_place(start: list[int]) -> None:
+    batch = sum(start)
+    run = drive(
+        AUTO, line([5, 5, 5, 20], [0.25, 0.5, 1, 1]), batch=batch, num_steps=40, start=start
+    )
+    # A sample is up to a twentieth of a step here: near enough is one sample off.
+    assert np.median(run.achieved[25:]) >= 0.95
+
+
+def test_equal_workers_with_noise_are_left_alone() -> None:
+    run = drive(AUTO, line([5] * 8, [0.5] * 8), batch=256, num_steps=300, noise=0.03)
+    assert run.achieved.mean() >= 0.985
+    plans = sum((a != b).any() for a, b in zip(run.shares, run.shares[1:], strict=False))
+    assert plans <= 15
+
+
+def test_a_change_that_comes_unannounced_costs_one_step() -> None:
+    def slower(step: int) -> list[float]:
+        return [2.0 if step >= 50 else 1.0, 1.0, 1.0, 1.0]
+
+    curves = line([5] * 4, [0.5] * 4)
+    run = drive(AUTO, curves, batch=128, num_steps=70, noise=0.01, factor=slower)
+    assert run.achieved[50] < 0.8
+    assert run.achieved[52:].mean() >= 0.98
+
+
+def test_a_change_that_is_announced_costs_none() -> None:
+    def slower(step: int) -> list[float]:
+        return [2.0 if step >= 50 else 1.0, 1.0, 1.0, 1.0]
+
+    curves = line([5, 5, 5, 20], [0.25, 0.5, 1, 1])
+    run = drive(AUTO, curves, batch=128, num_steps=70, noise=0.01, factor=slower, announced=True)
+    assert run.achieved[48:].min() >= 0.93
+    surprised = drive(AUTO, curves, batch=128, num_steps=70, noise=0.01, factor=slower)
+    assert surprised.achieved[48:].min() <= 0.7
+
+
+def test_a_one_off_pause_is_forgiven_in_the_step_after_next() -> None:
+    def slower(step: int) -> list[float]:
+        return [10.0 if step == 50 else 1.0, 1.0, 1.0, 1.0]
+
+    curves = line([5] * 4, [0.25, 0.5, 0.5, 1])
+    run = drive(AUTO, curves, batch=128, num_steps=70, noise=0.01, factor=slower)
+    assert run.achieved[53:].mean() >= 0.98
+
+
+def test_an_idle_worker_that_recovers_is_found_again() -> None:
+    def slower(step: int) -> list[float]:
+        return [1.0, 1.0, 6.0 if step < 30 else 1.0]
+
+    run = drive(AUTO, line([5] * 3, [0.5] * 3), batch=96, num_steps=500, factor=slower)
+    assert run.shares[29][2] == 0
+    assert abs(run.shares[-1][2] - 32) <= 2
+
+
+def test_looking_at_idle_workers_costs_little() -> None:
+    run = drive(AUTO, line([5, 5, 500], [0.5] * 3), batch=96, num_steps=2000)
+    assert run.achieved[10:].mean() >= 0.99
+
+
+def test_looking_at_many_idle_workers_costs_no_more_than_at_one() -> None:
+    curves = line([5.0] * 2 + [500.0] * 30, [0.5] * 32)
+    run = drive(AUTO, curves, batch=96, num_steps=2000)
+    assert run.achieved[10:].mean() >= 0.985
+
+
+def test_a_newcomer_of_a_known_kind_starts_with_its_kind_s_share() -> None:
+    old = [Worker(id="a", kind="big"), Worker(id="b", kind="small")]
+    fleet = Fleet.of(old, batch=90)
+    memory, (shares, _) = AUTO.seat(None, fleet, 90)
+    for step in range(10):
+        took_s = shares / np.array([2000.0, 1000.0])
+        nothing = np.full(2, np.nan)
+        outcome = Outcome(
+            step=step, samples=shares, compute_s=took_s, forecast_samples_per_s=nothing
+        )
+        memory, move = AUTO.next(memory, fleet, 90, shares, outcome)
+        shares = move[0] if move else shares
+    wider = Fleet.of([*old, Worker(id="c", kind="big")], batch=90)
+    _, (shares, _) = AUTO.seat(memory, wider, 90)
+    assert np.abs(shares - [36, 18, 36]).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"start": "fast"}, {"noise": 0.0}, {"worth": -0.1}, {"probe_cost": float("nan")}]
+)
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Auto(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,308 @@
+"""The one door for state: events in, actions out, and what no history of events may break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenstep.config import Settings
+from evenstep.decide.batching import POLICIES
+from evenstep.decide.cluster import Cluster
+from evenstep.decide.machine import decide
+from evenstep.engine import assemble
+from evenstep.errors import ConfigError, InvalidInputError
+from evenstep.strict import build
+from evenstep.types import (
+    AnyAction,
+    AnyEvent,
+    Drain,
+    DrainAsked,
+    Joined,
+    Launch,
+    LaunchFailed,
+    Left,
+    Lost,
+    Pause,
+    Plan,
+    Regroup,
+    SizeAsked,
+    Stay,
+    StepDone,
+    StepReport,
+    Worker,
+)
+
+
+def cluster_of(*names: str, **plain: Any) -> Cluster:
+    """A cluster of these workers, by default with a batch of 96 shared out equally."""
+    asked = {"batch": {"size": 96}, "policy": "uniform", **plain}
+    cluster = assemble(build(Settings, asked))
+    return decide(cluster, joined(*names))[0] if names else cluster
+
+
+def joined(*names: str, **facts: Any) -> Joined:
+    return Joined(workers=tuple(Worker(id=n, **facts) for n in names))
+
+
+def step_done(cluster: Cluster, seconds: dict[str, float] | None = None) -> StepDone:
+    """The step that the cluster's plan leads to: a millisecond a sample, or as told."""
+    times = seconds or {w: b / 1000 for w, b in cluster.shares.items()}
+    reports = tuple(StepReport(w, b, times[w] if b else 0.0) for w, b in cluster.shares.items())
+    return StepDone(
+        step=cluster.step + 1,
+        generation=cluster.generation,
+        seconds=max(r.compute_s for r in reports) + 0.001,
+        reports=reports,
+    )
+
+
+def run(cluster: Cluster, *events: AnyEvent) -> tuple[Cluster, list[AnyAction]]:
+    said: list[AnyAction] = []
+    for event in events:
+        cluster, actions = decide(cluster, event)
+        said.extend(actions)
+    return cluster, said
+
+
+def test_the_first_workers_make_a_generation_and_a_plan() -> None:
+    cluster, actions = decide(cluster_of(), joined("b", "a", "c"))
+    assert actions == (
+        Regroup(generation=1, roster=("b", "a", "c"), reason="b, a, c joined"),
+        Plan(
+            generation=1,
+            from_step=0,
+            shares={"a": 32, "b": 32, "c": 32},
+            reason="b, a, c joined; equal shares for 3 workers",
+        ),
+    )
+    assert cluster.generation == 1
+
+
+def test_a_lost_worker_s_share_goes_to_the_others_in_the_next_generation() -> None:
+    _, actions = decide(cluster_of("a", "b", "c"), Lost(workers=("b",), cause="connection closed"))
+    regroup, plan = actions
+    assert regroup == Regroup(generation=2, roster=("a", "c"), reason="b lost: connection closed")
+    assert isinstance(plan, Plan)
+    assert plan.shares == {"a": 48, "c": 48}
+
+
+def test_two_deaths_at_once_are_one_new_generation() -> None:
+    cluster, actions = decide(cluster_of("a", "b", "c"), Lost(workers=("a", "b")))
+    assert [type(a) for a in actions] == [Regroup, Plan]
+    assert cluster.roster == ("c",)
+
+
+def test_the_leader_stays_first_when_others_join_and_leave() -> None:
+    cluster, _ = run(cluster_of("m", "z"), joined("a"), Left(workers=("z",)), joined("b"))
+    assert cluster.roster == ("m", "a", "b")
+
+
+def test_late_news_changes_nothing() -> None:
+    cluster = cluster_of("a", "b")
+    after, _ = decide(cluster, Lost(workers=("b",)))
+    late_report = step_done(cluster)  # of generation 1, and this is generation 2
+    for event in (Lost(workers=("b",)), Left(workers=("nobody",)), late_report):
+        assert decide(after, event) == (after, ())
+
+
+def test_a_step_counts_once() -> None:
+    cluster = cluster_of("a", "b")
+    event = step_done(cluster)
+    after, _ = decide(cluster, event)
+    assert (after.step, after.samples) == (0, 96)
+    assert decide(after, event) == (after, ())
+
+
+def test_too_few_workers_pause_and_go_on_when_enough_are_back() -> None:
+    cluster = cluster_of("a", "b", workers={"min": 2})
+    paused, actions = decide(cluster, Lost(workers=("a",)))
+    assert actions == (Pause(reason="a lost; 1 of at least 2 workers"),)
+    assert paused.shares == {}
+    assert decide(paused, step_done(cluster)) == (paused, ())
+    again, actions = decide(paused, joined("c"))
+    assert again.generation == 2  # no number was spent on the pause
+    assert [type(a) for a in actions] == [Regroup, Plan]
+
+
+def test_a_batch_that_the_caps_cannot_hold_pauses_with_the_numbers() -> None:
+    cluster, _ = decide(cluster_of(), joined("a", "b", cap=64))
+    _, actions = decide(cluster, Lost(workers=("a",)))
+    assert len(actions) == 1
+    assert isinstance(actions[0], Pause)
+    assert "a batch of 96 does not fit 1 workers that hold 64 together" in actions[0].reason
+
+
+def test_a_batch_that_grows_with_the_workers_takes_the_learning_rate_along() -> None:
+    batch = {"per_worker": 32, "limit": 96, "lr_rule": "linear"}
+    cluster = cluster_of("a", batch=batch)
+    assert cluster.plan is not None
+    assert (cluster.plan.batch, cluster.plan.lr_factor) == (32, 1.0)
+    cluster, _ = run(cluster, joined("b", "c", "d"))
+    assert cluster.plan is not None
+    assert (cluster.plan.batch, cluster.plan.lr_factor) == (96, 3.0)
+
+
+def test_duplicate_workers_are_refused_and_leave_no_trace() -> None:
+    cluster = cluster_of("a", "b")
+    with pytest.raises(InvalidInputError, match="there is a worker b already"):
+        decide(cluster, joined("c", "b"))
+    with pytest.raises(InvalidInputError, match="there is a worker c already"):
+        decide(cluster, joined("c", "c"))
+    assert cluster.roster == ("a", "b")
+
+
+def test_an_operator_s_size_is_reached_by_launching_or_draining() -> None:
+    cluster = cluster_of("a", "b", "c", workers={"min": 1, "max": 5})
+    more, actions = decide(cluster, SizeAsked(num_workers=9))
+    assert actions == (Launch(num_workers=2, reason="9 workers asked for"),)
+    assert decide(more, SizeAsked(num_workers=5))[1] == ()  # they are on their way
+    fewer, actions = decide(cluster, SizeAsked(num_workers=1))
+    assert [a.worker for a in actions if isinstance(a, Drain)] == ["c", "b"]
+    assert decide(fewer, DrainAsked(worker="c"))[1] == ()  # asked already
+
+
+def test_draining_a_stranger_is_an_error_that_names_the_workers() -> None:
+    with pytest.raises(InvalidInputError, match="no worker x; there are a, b"):
+        decide(cluster_of("a", "b"), DrainAsked(worker="x"))
+
+
+def test_a_launcher_that_fails_is_a_recorded_decision_to_stay() -> None:
+    cluster, _ = decide(cluster_of("a"), SizeAsked(num_workers=3))
+    cluster, actions = decide(cluster, LaunchFailed(num_workers=2, cause="no quota"))
+    assert cluster.launching == 0
+    assert actions == (Stay(reason="2 of 2 ordered workers did not start: no quota; going on"),)
+
+
+def test_the_search_orders_workers_and_says_why() -> None:
+    cluster = cluster_of(
+        "a",
+        "b",
+        workers={"min": 1, "max": 8},
+        scaling={"heuristic": "efficiency", "step_workers": 2, "period_steps": 5},
+    )
+    said: list[AnyAction] = []
+    for _ in range(7):
+        cluster, actions = decide(cluster, step_done(cluster))
+        said += actions
+    assert said == [Launch(num_workers=2, reason="only 2 workers seen; try 4")]
+
+
+def test_a_straggler_is_drained_only_when_its_substitute_has_joined() -> None:
+    cluster = cluster_of("a", "b", "c", "d", straggler={"replace": True, "warmup_steps": 3})
+    slow = {"a": 0.024, "b": 0.024, "c": 0.024, "d": 0.24}
+    said: list[AnyAction] = []
+    for _ in range(60):
+        cluster, actions = decide(cluster, step_done(cluster, slow))
+        said += actions
+    assert [type(a) for a in said] == [Launch]
+    assert "replace d" in said[0].reason
+    cluster, actions = decide(cluster, joined("e"))
+    assert actions[-1] == Drain(worker="d", reason="e has joined in its place")
+
+
+@pytest.mark.parametrize("policy", [p for p in POLICIES if p != "fixed"])
+def test_workers_that_differ_end_with_uneven_shares(policy: str) -> None:
+    """All but the baseline give a worker of twice the cores or twice the speed more."""
+    cluster = cluster_of(policy=policy)
+    cluster, _ = decide(
+        cluster, Joined(workers=(Worker(id="fast", cores=2.0), Worker(id="slow", cores=1.0)))
+    )
+    for _ in range(100):
+        shares = cluster.shares
+        times = {"fast": shares["fast"] / 2000, "slow": shares["slow"] / 1000}
+        cluster, _ = decide(cluster, step_done(cluster, times))
+    if policy == "uniform":
+        assert cluster.shares == {"fast": 48, "slow": 48}
+    else:
+        assert abs(cluster.shares["fast"] - 64) <= 2
+
+
+NAMES = [f"w{i}" for i in range(8)]
+histories = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "left", "lost", "step", "step", "step", "size", "drain", "fail"]),
+        st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True),
+        st.floats(0.1, 10),
+    ),
+    max_size=40,
+)
+
+
+def event_of(
+    cluster: Cluster, what: str, names: list[str], x: float, count: int
+) -> AnyEvent | None:
+    """An event that can be true of this cluster, or None."""
+    there = [n for n in cluster.roster if n.split("-")[0] in names]
+    if what == "join":
+        facts = {"cores": x, "kind": f"k{int(x) % 2}", "cap": max(1, int(x * 60))}
+        return joined(*(f"{n}-{count}" for n in names), **facts)
+    if what in ("left", "lost"):
+        kind = Left if what == "left" else Lost
+        return kind(workers=tuple(there or names))
+    if what == "size":
+        return SizeAsked(num_workers=max(1, int(x)))
+    if what == "drain" and there:
+        return DrainAsked(worker=there[0])
+    if what == "fail":
+        return LaunchFailed(num_workers=int(x) + 1, cause="none to be had")
+    if what == "step" and cluster.shares:
+        times = {
+            w: 0.001 + b * 0.001 * (x if w.split("-")[0] in names else 1.0)
+            for w, b in cluster.shares.items()
+        }
+        return step_done(cluster, times)
+    return None
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories, st.sampled_from([p for p in POLICIES if p != "fixed"]), st.booleans())
+def test_any_history_leaves_a_whole_batch_and_consecutive_generations(
+    history: list[tuple[str, list[str], float]], policy: str, growing: bool
+) -> None:
+    batch = {"per_worker": 40, "limit": 200} if growing else {"size": 96}
+    scaling = {"heuristic": "efficiency", "step_workers": 1, "period_steps": 2}
+    cluster = cluster_of(policy=policy, batch=batch, workers={"min": 2, "max": 9}, scaling=scaling)
+    generations: list[int] = []
+    for count, (what, names, x) in enumerate(history):
+        event = event_of(cluster, what, names, x, count)
+        if event is None:
+            continue
+        cluster, actions = decide(cluster, event)
+        for action in actions:
+            assert action.reason
+            if isinstance(action, Regroup):
+                generations.append(action.generation)
+                assert set(action.roster) == set(cluster.workers)
+            if isinstance(action, Plan):
+                assert action.generation == generations[-1] == cluster.generation
+                assert action.from_step == cluster.step + 1
+                assert action.shares.keys() == cluster.workers.keys()
+                assert action.batch == cluster.batch
+                caps = {i: w.cap or action.batch for i, w in cluster.workers.items()}
+                assert all(0 <= b <= caps[w] for w, b in action.shares.items())
+            if isinstance(action, Drain):
+                assert action.worker in cluster.workers
+        assert cluster.draining <= cluster.workers.keys()
+    assert generations == list(range(1, len(generations) + 1))
+
+
+@pytest.mark.parametrize(
+    ("plain", "says"),
+    [
+        ({"policy": "autoo"}, "policy: unknown name 'autoo'; did you mean auto?"),
+        ({"policy": {"name": "shift", "windw": 3}}, "unknown setting policy.windw; did you mean"),
+        (
+            {"policy": {"name": "proportional", "dead_band": "x"}},
+            "policy.dead_band: expected float",
+        ),
+        ({"scaling": {"heuristic": "magic"}}, "scaling.heuristic: unknown name 'magic'"),
+        ({"batch": {"size": 96, "lr_rule": "liner"}}, "did you mean linear?"),
+    ],
+)
+def test_a_wrong_setting_names_its_path_and_the_right_one(plain: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        cluster_of("a", **plain)
+    assert says in str(caught.value)

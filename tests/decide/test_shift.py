@@ -1,0 +1,120 @@
+"""`shift`: samples go from the straggler to the leader until one more would not help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenstep.decide.batching.shift import Shift
+from evenstep.types import Fleet, Outcome, Worker
+from tests.decide.cluster_model import Run, drive, line
+
+
+def moves(run: Run) -> list[tuple[int, list[int]]]:
+    """Steps after which shares changed, and by how much each."""
+    pairs = zip(run.shares, run.shares[1:], strict=False)
+    return [(i, (b - a).tolist()) for i, (a, b) in enumerate(pairs) if (a != b).any()]
+
+
+def test_the_first_move_comes_after_a_window_from_the_slowest_to_the_fastest() -> None:
+    run = drive(Shift(), line([0] * 4, [2, 1, 4, 3]), batch=128, num_steps=12)
+    assert moves(run) == [(4, [0, 8, -8, 0]), (9, [0, 8, 0, -8])]
+
+
+def test_a_leader_without_memory_to_spare_is_passed_over() -> None:
+    curves = line([0] * 3, [1, 2, 4])
+    run = drive(Shift(), curves, batch=96, num_steps=8, caps=[32, 96, 96])
+    assert moves(run) == [(4, [0, 8, -8])]
+
+
+def test_an_overshoot_halves_the_move_and_doubles_the_window() -> None:
+    run = drive(Shift(move=1.0), line([0, 0], [1, 1.5]), batch=64, num_steps=20)
+    # 32 from w1 to w0 is all it has; w0 is the straggler now, and gives back half as much.
+    assert moves(run)[:2] == [(4, [31, -31]), (9, [-16, 16])]
+    assert moves(run)[2][0] == 19
+
+
+@st.composite
+def fleets_of_four(draw: st.DrawFn) -> tuple[list[float], list[float], int]:
+    fixed = draw(st.lists(st.floats(0, 10), min_size=4, max_size=4))
+    slope = draw(st.lists(st.floats(0.2, 2), min_size=4, max_size=4))
+    return fixed, slope, draw(st.integers(100, 500))
+
+
+@settings(max_examples=40, deadline=None)
+@given(fleets_of_four())
+def test_a_fleet_of_four_is_balanced_to_a_few_samples_and_then_left_alone(
+    fleet: tuple[list[float], list[float], int],
+) -> None:
+    fixed, slope, batch = fleet
+    run = drive(Shift(), line(fixed, slope), batch=batch, num_steps=1500)
+    sample_s = max(slope) * 1e-3
+    assert run.seconds[-1] <= 1.01 * run.best_s[-1] + 2 * sample_s
+    assert all(step < 1300 for step, _ in moves(run))
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_the_emulated_cluster_comes_near_its_optimum_and_rests(pairs: int, noise: float) -> None:
+    curves = line([5, 5, 5, 20], [0.25, 0.5, 1, 1])
+    run = drive(Shift(pairs=pairs), curves, batch=128, num_steps=600, noise=noise)
+    assert run.seconds[-1] <= 0.0245
+    assert all(step < 400 for step, _ in moves(run))
+
+
+def test_a_worker_that_changes_wakes_a_settled_fleet() -> None:
+    run = drive(
+        Shift(),
+        line([0] * 4, [1] * 4),
+        batch=400,
+        num_steps=800,
+        factor=lambda step: [3.0 if step >= 200 else 1.0, 1.0, 1.0, 1.0],
+    )
+    assert moves(run)[0][0] >= 200
+    assert run.achieved[-1] > 0.95
+
+
+def test_a_large_fleet_is_balanced_sooner_in_pairs() -> None:
+    rng = np.random.default_rng(5)
+    curves = line([1.0] * 40, rng.uniform(0.5, 2, 40).tolist())
+    one, many = (drive(Shift(pairs=pairs), curves, batch=4000, num_steps=150) for pairs in (1, 20))
+    assert many.achieved[-1] > one.achieved[-1] + 0.1
+    assert many.achieved[-1] > 0.85
+
+
+def test_a_worker_whose_reports_are_missing_is_neither_straggler_nor_leader() -> None:
+    fleet = Fleet.of([Worker(id=name) for name in "abc"], batch=96)
+    policy = Shift()
+    memory: Any
+    memory, (shares, _) = policy.seat(None, fleet, 96)
+    silent = Outcome(
+        step=0,
+        samples=shares * [1, 0, 1],
+        compute_s=np.array([1.0, np.nan, 2.0]),
+        forecast_samples_per_s=np.full(3, np.nan),
+    )
+    move = None
+    while move is None:
+        memory, move = policy.next(memory, fleet, 96, shares, silent)
+    assert (move[0] - shares).tolist() == [8, 0, -8]
+    assert move[1] == "c takes 2.00x the time of a: 32 -> 24, 32 -> 40"
+
+
+def test_those_who_stay_keep_their_proportions() -> None:
+    policy = Shift()
+    first = Fleet.of([Worker(id=name) for name in "abc"], batch=120)
+    memory, _ = policy.seat(None, first, 120)
+    shares = np.array([60, 20, 40], dtype=np.int64)
+    seen = Outcome(
+        step=0, samples=shares, compute_s=np.ones(3), forecast_samples_per_s=np.full(3, np.nan)
+    )
+    memory, _ = policy.next(memory, first, 120, shares, seen)
+    _, (kept, reason) = policy.seat(
+        memory, Fleet.of([Worker(id="a"), Worker(id="b")], batch=120), 120
+    )
+    assert kept.tolist() == [90, 30]
+    assert "2 of 2" in reason

@@ -1,0 +1,52 @@
+"""What docs/policies.md promises of `auto`, on every scenario that is shipped."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evenstep.config import Choice
+from evenstep.simulate.result import Result
+from evenstep.simulate.run import compare, run
+from evenstep.simulate.scenario import Scenario, load
+
+SCENARIOS = Path(__file__).parent.parent.parent / "scenarios"
+OTHERS = ("uniform", "static", "proportional", "predictive", "curve", "shift")
+SHORTER = {"thousand": ["steps=60"]}
+
+
+@cache
+def scenario(name: str) -> Scenario:
+    return load(SCENARIOS / f"{name}.yaml", SHORTER.get(name, []))
+
+
+def named(*, static: bool) -> list[str]:
+    found = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
+    return [name for name in found if not static or _nothing_changes(scenario(name))]
+
+
+def _nothing_changes(story: Scenario) -> bool:
+    fates = ("changes", "leaves_at_s", "fails_at_s", "joins_at_s")
+    return not any(getattr(group, fate) for group in story.workers for fate in fates)
+
+
+def after_ten(result: Result) -> float:
+    return float(np.sum(result.step_s[10:]))
+
+
+@pytest.mark.parametrize("name", named(static=True))
+def test_auto_is_within_two_per_cent_of_the_limit_ten_steps_after_equal_shares(name: str) -> None:
+    story = scenario(name)
+    auto = run(story, Choice("auto", {"start": "uniform"}))
+    limit = run(story, Choice("limit"))
+    assert after_ten(auto) <= 1.02 * after_ten(limit)
+
+
+@pytest.mark.parametrize("name", named(static=False))
+def test_auto_is_never_more_than_one_per_cent_behind_another_policy(name: str) -> None:
+    *results, auto, _ = compare(scenario(name), [Choice(p) for p in (*OTHERS, "auto")])
+    best = max(results, key=lambda r: r.samples_per_s)
+    assert auto.samples_per_s >= 0.99 * best.samples_per_s, best.policy

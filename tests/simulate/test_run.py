@@ -1,0 +1,210 @@
+"""The engine on a virtual clock: time, cost and membership add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evenstep.config import Choice
+from evenstep.errors import EvenstepError, PausedError
+from evenstep.journal import Record, read
+from evenstep.simulate.result import Result, settled
+from evenstep.simulate.run import LIMIT, compare, run
+from evenstep.simulate.scenario import Scenario, load
+from evenstep.strict import build
+from evenstep.types import Joined, LaunchFailed, Left, Lost, StepDone
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+UNIFORM = Choice("uniform")
+
+
+def story(*workers: dict[str, Any], **changes: Any) -> Scenario:
+    brain = {"batch": {"size": 12}, "policy": "uniform", **changes.pop("settings", {})}
+    length = {} if "samples" in changes else {"steps": 10}
+    return build(Scenario, {**length, "settings": brain, "workers": workers, **changes})
+
+
+def recorded(scenario: Scenario, path: Path) -> tuple[Result, list[Record]]:
+    result = run(scenario, journal=path)
+    return result, list(read(path)[1])
+
+
+def kinds(records: list[Record]) -> list[str]:
+    return [type(r.event).__name__ for r in records]
+
+
+def test_a_step_takes_as_long_as_its_slowest_worker_and_the_reduction() -> None:
+    result = run(
+        story(
+            {"fixed_s": 0.1, "per_sample_s": 0.01},
+            {"fixed_s": 0.2, "per_sample_s": 0.02, "price": 3600},
+            communication={"latency_s": 0.05},
+        )
+    )
+    assert result.step_s == pytest.approx(np.full(10, 0.2 + 6 * 0.02 + 0.1))
+    assert result.time_s == pytest.approx(4.2)
+    assert result.samples == 120
+    assert result.wait_fraction == pytest.approx((0.32 - 0.16) / 2 / 0.42)
+    assert result.cost == pytest.approx(4.2 + 4.2 / 3600)
+
+
+def test_a_run_may_be_as_long_as_its_samples() -> None:
+    result = run(story({"fixed_s": 1}, samples=25))
+    assert result.num_steps == 3
+    assert result.samples == 36
+
+
+def test_the_limit_of_four_uneven_workers_is_what_was_computed_by_hand() -> None:
+    limit = run(load(SCENARIOS / "four-uneven.yaml"), LIMIT)
+    assert limit.step_s == pytest.approx(np.full(300, 0.0230 + 0.0078), abs=1e-4)
+    assert limit.settled_step == 0
+
+
+def test_every_policy_meets_the_same_chance() -> None:
+    group = {"count": 3, "fixed_s": 0.1, "jitter": 0.2}
+    uniform, static, limit = compare(story(group), [UNIFORM, Choice("static")])
+    assert uniform.step_s.tolist() == static.step_s.tolist()
+    assert limit.policy == "limit"
+    assert limit.achieved == 1.0
+
+
+def test_no_fixed_shares_beat_the_limit_where_there_is_no_chance() -> None:
+    for name in ("four-uneven", "bert-like", "knee"):
+        scenario = load(SCENARIOS / f"{name}.yaml", ["steps=30"])
+        for result in compare(scenario, [UNIFORM, Choice("static"), Choice("proportional")]):
+            assert (result.expected_s >= result.limit_s * (1 - 1e-12)).all()
+
+
+def test_a_lost_worker_voids_its_step_and_costs_the_time_to_notice(tmp_path: Path) -> None:
+    scenario = story(
+        {"fixed_s": 1, "count": 2},
+        {"fixed_s": 1, "kind": "spot", "fails_at_s": 3.25},
+        detect_s=0.5,
+        regroup_s=0.25,
+    )
+    result, records = recorded(scenario, tmp_path / "j")
+    assert result.num_void_steps == 1
+    assert result.num_steps == 10
+    assert result.time_s == pytest.approx(3.75 + 0.25 + 7)
+    lost = next(r for r in records if isinstance(r.event, Lost))
+    assert lost.at_s == pytest.approx(3.75)
+    steps = [r.event.step for r in records if isinstance(r.event, StepDone)]
+    assert steps == list(range(10))
+
+
+def test_workers_join_and_leave_between_steps(tmp_path: Path) -> None:
+    scenario = story(
+        {"fixed_s": 1, "count": 2},
+        {"fixed_s": 1, "kind": "late", "joins_at_s": 2.5, "leaves_at_s": 5.5},
+        regroup_s=0.25,
+    )
+    result, records = recorded(scenario, tmp_path / "j")
+    assert result.num_void_steps == 0
+    assert result.time_s == pytest.approx(10 + 2 * 0.25)
+    at = {type(r.event): r.at_s for r in records}
+    assert at[Joined] == pytest.approx(3.0)
+    assert at[Left] == pytest.approx(6.25)
+    sizes = [len(r.event.reports) for r in records if isinstance(r.event, StepDone)]
+    assert sizes == [2, 2, 2, 3, 3, 3, 2, 2, 2, 2]
+
+
+def test_launched_workers_start_up_then_join_and_are_paid_from_the_order_on(tmp_path: Path) -> None:
+    scenario = story(
+        {"fixed_s": 1, "price": 0},
+        pool=[{"fixed_s": 1, "kind": "pool", "count": 2, "startup_s": 2.5, "price": 3600}],
+        asks=[{"at_s": 1, "num_workers": 4}],
+    )
+    result, records = recorded(scenario, tmp_path / "j")
+    assert kinds(records)[:6] == [
+        "Joined", "StepDone", "SizeAsked", "StepDone", "LaunchFailed", "StepDone"
+    ]  # fmt: skip
+    failed = next(r.event for r in records if isinstance(r.event, LaunchFailed))
+    assert failed.num_workers == 1
+    joined = [r for r in records if isinstance(r.event, Joined)]
+    assert [(r.at_s, len(r.event.workers)) for r in joined if isinstance(r.event, Joined)] == [
+        (0, 1),
+        (4, 2),
+    ]
+    assert result.cost == pytest.approx(2 * (result.time_s - 1))
+
+
+def test_a_drained_worker_leaves_after_one_more_step_and_its_place_is_free_again(
+    tmp_path: Path,
+) -> None:
+    scenario = story(
+        {"fixed_s": 1, "count": 2},
+        asks=[{"at_s": 2, "num_workers": 1}, {"at_s": 5, "num_workers": 2}],
+    )
+    _, records = recorded(scenario, tmp_path / "j")
+    left = [(r.at_s, r.event.workers) for r in records if isinstance(r.event, Left)]
+    assert left == [(3, ("cpu-1",))]
+    joined = [[w.id for w in r.event.workers] for r in records if isinstance(r.event, Joined)]
+    assert joined == [["cpu-0", "cpu-1"], ["cpu-1.2"]]
+
+
+def test_below_the_minimum_the_clock_runs_until_workers_are_back() -> None:
+    scenario = story(
+        {"fixed_s": 1},
+        {"fixed_s": 1, "kind": "spot", "fails_at_s": 2.5},
+        {"fixed_s": 1, "kind": "late", "joins_at_s": 20},
+        settings={"workers": {"min": 2}},
+    )
+    assert run(scenario).time_s == pytest.approx(20 + 8)
+
+
+def test_a_run_that_nothing_will_wake_says_so() -> None:
+    scenario = story(
+        {"fixed_s": 1}, {"fixed_s": 1, "fails_at_s": 2.5}, settings={"workers": {"min": 2}}
+    )
+    with pytest.raises(PausedError, match=r"stands still at 2\.5 s, after 2 steps"):
+        run(scenario)
+
+
+def test_plans_take_effect_when_prefetched_steps_are_over(tmp_path: Path) -> None:
+    scenario = story(
+        {"per_sample_s": 0.01},
+        {"per_sample_s": 0.02},
+        settings={"policy": "proportional", "plan_delay_steps": 2},
+    )
+    _, records = recorded(scenario, tmp_path / "j")
+    shares = [
+        r.event.reports[0].samples for r in records if isinstance(r.event, StepDone) and r.actions
+    ]
+    given = [r.event.reports[0].samples for r in records if isinstance(r.event, StepDone)]
+    assert shares
+    assert given[:3] == [6, 6, 6]
+    assert given[3] > 6
+
+
+def test_free_cpu_in_a_report_is_that_of_the_coming_step(tmp_path: Path) -> None:
+    change = {"factor": 2, "at_s": 3, "until_s": 5, "announced": True}
+    _, records = recorded(story({"fixed_s": 1, "changes": [change]}), tmp_path / "j")
+    steps = [r.event for r in records if isinstance(r.event, StepDone)]
+    slowed = [s.reports[0].compute_s for s in steps]
+    told = [s.reports[0].free_cpu for s in steps]
+    assert slowed[:6] == [1, 1, 1, 2, 1, 1]
+    assert told[:5] == [1 / s for s in slowed[1:6]]
+
+
+def test_a_wrong_policy_leaves_no_journal(tmp_path: Path) -> None:
+    with pytest.raises(EvenstepError, match="did you mean uniform"):
+        compare(story({"fixed_s": 1}), [Choice("unifrom")], journal=tmp_path / "j")
+    with pytest.raises(EvenstepError, match="holds one run, not 2"):
+        compare(story({"fixed_s": 1}), [UNIFORM, Choice("static")], journal=tmp_path / "j")
+    assert not (tmp_path / "j").exists()
+
+
+def test_settled_is_the_first_step_from_which_on_nearly_all_are_near() -> None:
+    def at(text: str) -> int | None:
+        return settled(np.array([c == "+" for c in text]))
+
+    assert at("+" * 40) == 0
+    assert at("-" * 40) is None
+    assert at("-----" + "+" * 40) == 5
+    assert at("-----" + "+" * 20 + "-" + "+" * 20) == 5
+    assert at("+" * 30 + "-" * 10) is None
+    assert at("-" * 30 + "+" * 10) is None  # too few to tell
+    assert at("+++") == 0

@@ -1,0 +1,144 @@
+"""The brain as a plain object: report in, shares out, no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenstep import Balancer
+from evenstep.decide.batching import POLICIES
+from evenstep.errors import ConfigError, InvalidInputError, PausedError
+from evenstep.journal import read
+from evenstep.types import Worker
+
+PACE = {"a": 0.001, "b": 0.002, "c": 0.004}
+
+
+def train(balancer: Balancer, num_steps: int) -> dict[str, int]:
+    for _ in range(num_steps):
+        for worker, share in balancer.shares().items():
+            balancer.report(worker, 0.001 + PACE[worker] * share if share else 0.0)
+    return balancer.shares()
+
+
+def test_shares_follow_speed() -> None:
+    shares = train(Balancer(700, PACE), 10)
+    assert abs(shares["a"] - 400) <= 2
+    assert abs(shares["b"] - 200) <= 2
+
+
+@pytest.mark.parametrize("policy", [p for p in POLICIES if p != "fixed"])
+def test_every_policy_by_name_keeps_the_batch_whole(policy: str) -> None:
+    balancer = Balancer(700, PACE, policy=policy)
+    assert sum(train(balancer, 20).values()) == 700
+
+
+def test_options_of_a_policy_are_given_with_its_name() -> None:
+    balancer = Balancer(21, ["a", "b", "c"], policy={"name": "fixed", "shares": [2, 4, 15]})
+    assert balancer.shares() == {"a": 2, "b": 4, "c": 15}
+
+
+def test_caps_are_kept() -> None:
+    balancer = Balancer(700, [Worker(id="a", cap=250), Worker(id="b"), Worker(id="c")])
+    assert train(balancer, 15)["a"] == 250
+
+
+def test_workers_come_and_go() -> None:
+    balancer = Balancer(600, ["a", "b"])
+    train(balancer, 5)
+    balancer.join("c")
+    assert sum(train(balancer, 8).values()) == 600
+    balancer.leave("a")
+    shares = train(balancer, 8)
+    assert shares.keys() == {"b", "c"}
+    assert abs(shares["b"] - 400) <= 5
+
+
+def test_a_step_may_miss_a_report() -> None:
+    balancer = Balancer(700, PACE)
+    balancer.shares()
+    balancer.report("a", 0.4)
+    assert sum(balancer.shares().values()) == 700
+
+
+def test_the_last_plan_says_why() -> None:
+    balancer = Balancer(700, PACE)
+    train(balancer, 3)
+    assert "would be last" in balancer.reason
+
+
+def test_a_run_can_be_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    train(Balancer(700, PACE, journal=path), 4)
+    _, records = read(path)
+    assert len(list(records)) == 5  # the join and four steps
+
+
+def test_caps_that_cannot_hold_the_batch_are_refused_with_the_numbers() -> None:
+    with pytest.raises(PausedError, match="a batch of 700 does not fit 1 workers that hold 10"):
+        Balancer(700, [Worker(id="a", cap=10)])
+
+
+def test_a_refused_start_leaves_no_journal_of_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean auto"):
+        Balancer(700, PACE, policy="atuo", journal=tmp_path / "journal.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("worker", "seconds", "says"),
+    [
+        ("x", 0.1, "no worker x; there are a, b, c"),
+        ("a", -0.1, "compute_s"),
+        ("a", float("nan"), "compute_s"),
+        ("a", 0.0, "is 0 for 234 samples"),
+    ],
+)
+def test_a_report_that_cannot_be_is_refused(worker: str, seconds: float, says: str) -> None:
+    balancer = Balancer(700, PACE)
+    with pytest.raises(InvalidInputError, match=says):
+        balancer.report(worker, seconds)
+    assert sum(train(balancer, 2).values()) == 700
+
+
+def test_reporting_twice_is_refused() -> None:
+    balancer = Balancer(700, PACE)
+    balancer.report("a", 0.1)
+    with pytest.raises(InvalidInputError, match="a reported this step already"):
+        balancer.report("a", 0.1)
+
+
+@pytest.mark.parametrize("workers", [[], ["a", "a"]])
+def test_workers_must_be_some_and_distinct(workers: list[str]) -> None:
+    with pytest.raises(InvalidInputError):
+        Balancer(8, workers)
+
+
+@pytest.mark.parametrize("batch", [0, -3])
+def test_a_batch_must_be_one_or_more(batch: int) -> None:
+    with pytest.raises(ConfigError, match="batch"):
+        Balancer(batch, ["a"])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(1e-6, 1e3), min_size=3, max_size=3), st.integers(3, 5000))
+def test_any_speeds_leave_the_batch_whole(pace: list[float], batch: int) -> None:
+    balancer = Balancer(batch, PACE)
+    for _ in range(4):
+        for (worker, share), per_sample in zip(balancer.shares().items(), pace, strict=True):
+            balancer.report(worker, per_sample * share)
+    assert sum(balancer.shares().values()) == batch
+
+
+def test_torch_is_never_imported() -> None:
+    code = (
+        "import sys, evenstep; b = evenstep.Balancer(8, ['a', 'b']);"
+        "b.report('a', 1.0); b.shares();"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

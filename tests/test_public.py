@@ -1,0 +1,24 @@
+"""What users import is small, typed, and costs nothing to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import evenstep
+
+
+def test_everything_public_is_there_and_sorted() -> None:
+    assert sorted(evenstep.__all__) == evenstep.__all__
+    for name in evenstep.__all__:
+        assert getattr(evenstep, name).__doc__
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    assert not hasattr(evenstep, "balancr")
+    assert set(evenstep.__all__) < set(dir(evenstep))
+
+
+def test_importing_evenstep_imports_neither_torch_nor_numpy() -> None:
+    code = "import sys, evenstep; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
