@@ -1,20 +1,24 @@
-"""Published results beside ours: `python -m bench.papers` rewrites the tables in docs/papers.md.
+"""Published results beside ours: the tables in docs/papers.md.
 
-What is simulated and what is assumed is in the scenarios; what the papers report is there too, or
-below where it does not belong to one policy. Everything runs on the virtual clock, so two runs of
-this file write the same page.
+python -m bench.papers
+
+What is simulated and what is assumed is in scenarios/papers. What the papers report is there too,
+or below where it does not belong to one policy. All of it runs on the virtual clock: two runs write
+the same page.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from msgspec.structs import replace
 
+from bench.tables import markdown, write
 from evenstep.config import Choice, ScalingSettings, StragglerSettings
 from evenstep.journal import read
 from evenstep.predict import FORECASTERS
@@ -23,284 +27,260 @@ from evenstep.simulate.run import compare, run
 from evenstep.simulate.scenario import Scenario, load
 from evenstep.types import Regroup
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "papers.md"
-SCENARIOS = ROOT / "scenarios" / "papers"
+SCENARIOS = Path(__file__).parent.parent / "scenarios" / "papers"
 
-# Read off the authors' plots, in the order of the sizes that a job was started with.
-CIFAR_STATIC_S = {4: 1171.5, 8: 1216.2, 12: 1304.7, 16: 1302.8, 20: 1410.1, 24: 1407.6}
-CIFAR_SCALED_S = {4: 1169.5, 8: 1141.2, 12: 1291.4, 16: 1160.1, 20: 1312.9, 24: 1182.9}
-CIFAR_FOUND_S = {4: 58.3, 8: 45.1, 12: 73.7, 16: 70.2, 20: 78.4, 24: 40.5}
-CIFAR_WORKER_S = {4: 0.011, 8: -0.511, 12: -0.639, 16: -0.747, 20: -0.782, 24: -0.851}
-IMAGENET_STATIC_S = {32: 4550.3, 40: 3637.6, 48: 3070.0, 56: 2741.6, 64: 2357.3}
-IMAGENET_SCALED_S = {32: 2502.3, 40: 2550.8, 48: 2672.0, 56: 2410.9, 64: 2420.9}
-IMAGENET_FOUND_S = {32: 583.1, 40: 453.5, 48: 161.2, 56: 75.4, 64: 46.9}
-IMAGENET_WORKER_S = {32: 0.101, 40: 0.095, 48: 0.147, 56: 0.001, 64: 0.026}
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """Autoscaling as read off the authors' plots, by the size that a job was started with."""
+
+    static_s: Mapping[int, float]
+    scaled_s: Mapping[int, float]
+    found_s: Mapping[int, float]
+    worker_time: Mapping[int, float]  # change of it
+    restart_s: float  # idle time of a checkpoint and restart, from the slides
+
+
+CIFAR = Published(
+    static_s={4: 1171.5, 8: 1216.2, 12: 1304.7, 16: 1302.8, 20: 1410.1, 24: 1407.6},
+    scaled_s={4: 1169.5, 8: 1141.2, 12: 1291.4, 16: 1160.1, 20: 1312.9, 24: 1182.9},
+    found_s={4: 58.3, 8: 45.1, 12: 73.7, 16: 70.2, 20: 78.4, 24: 40.5},
+    worker_time={4: 0.011, 8: -0.511, 12: -0.639, 16: -0.747, 20: -0.782, 24: -0.851},
+    restart_s=72.756,
+)
+IMAGENET = Published(
+    static_s={32: 4550.3, 40: 3637.6, 48: 3070.0, 56: 2741.6, 64: 2357.3},
+    scaled_s={32: 2502.3, 40: 2550.8, 48: 2672.0, 56: 2410.9, 64: 2420.9},
+    found_s={32: 583.1, 40: 453.5, 48: 161.2, 56: 75.4, 64: 46.9},
+    worker_time={32: 0.101, 40: 0.095, 48: 0.147, 56: 0.001, 64: 0.026},
+    restart_s=81.186,
+)
 PRICES = (0.01, 0.1, 1.0, 10.0)
-LINEAR_MIN = {10: (50.1, 54.2, 75.8, 126.6), 100: (50.0, 50.0, 54.1, 75.7), 10000: (49.9,) * 4}
+UTILITIES = {  # minutes, by price; "~60" is a point that the authors moved to the mark at 60
+    ("linear", "10,10800"): ("50", "54", "76", "127"),
+    ("linear", "100,10800"): ("50", "50", "54", "76"),
+    ("linear", "10000,10800"): ("50", "50", "50", "50"),
+    ("step", "10:3600"): ("~60", "~60", "~60", "126"),
+    ("step", "100:3600"): ("~60", "~60", "~60", "~60"),
+    ("step", "10000:3600"): ("~60", "~60", "~60", "~60"),
+}
 STRAGGLERS_PER_S = {0.75: (2381, 2850), 0.5: (1689, 2806), 0.25: (882, 2840)}
 NO_STRAGGLERS_PER_S = 2886
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown, the first column to the left and the others to the right."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+def scenario(name: str, *sets: str) -> Scenario:
+    """One of the papers'."""
+    return load(SCENARIOS / f"{name}.yaml", sets)
 
 
-def times(name: str, policies: Sequence[str] = ()) -> dict[str, float]:
-    """Seconds by policy, the limit's with them."""
-    results = compare(load(SCENARIOS / f"{name}.yaml"), [Choice(p) for p in policies])
-    return {r.policy: r.time_s for r in results}
+def minutes(name: str, scale: float | None = None) -> tuple[dict[str, str], dict[str, str], float]:
+    """The paper's minutes by policy, ours, and the scale (minutes for a simulated second).
 
-
-def told(name: str, policy: str) -> str:
-    """The paper's figure for a policy."""
-    paper = load(SCENARIOS / f"{name}.yaml").paper
-    figure = paper.figures.get(policy) if paper else None
-    return "-" if figure is None else f"{figure:g}"
+    Without a given scale, ours is the one at which both agree for equal shares.
+    """
+    story = scenario(name)
+    assert story.paper is not None
+    seconds = {result.policy: result.time_s for result in compare(story)}
+    all_work = scenario(name, "settings.batch.min_share=1")
+    seconds["all work"] = run(all_work, Choice("auto")).time_s
+    scale = scale or story.paper.figures["uniform"] / seconds["uniform"]
+    ours = {policy: f"{scale * s:.0f}" for policy, s in seconds.items()}
+    theirs = {policy: f"{figure:g}" for policy, figure in story.paper.figures.items()}
+    return theirs, ours, scale
 
 
 def cores() -> str:
-    """Fig. 6 of dynamic batching: minutes, ours scaled so that equal cores take what they took."""
-    header = ("workload", "H", "uniform, paper", "ours", "variable, paper", "ours: `static`")
+    """Fig. 6 of dynamic batching; ours agree at equal cores and equal shares."""
     rows = []
     for workload in ("resnet50", "mnist", "regression"):
-        scale = 0.0
+        scale = None
         for level in (1, 2, 6, 10):
-            name = f"cores-{workload}-h{level}"
-            s = times(name)
-            scale = scale or float(told(name, "uniform")) / s["uniform"]
-            mine = {policy: f"{scale * taken_s:.0f}" for policy, taken_s in s.items()}
-            rows.append(
-                (workload, str(level), told(name, "uniform"), mine["uniform"])
-                + (told(name, "static"), mine["static"])
-                + (mine["proportional"], mine["auto"], mine["limit"])
-            )
-    return table((*header, "`proportional`", "`auto`", "limit"), rows)
+            theirs, ours, scale = minutes(f"cores-{workload}-h{level}", scale)
+            row = [workload, f"{level}", theirs["uniform"], ours["uniform"], theirs["static"]]
+            rest = ("static", "proportional", "auto", "all work", "limit")
+            rows.append(row + [ours[policy] for policy in rest])
+    header = ("workload", "H", "equal, paper", "`uniform`", "variable, paper", "`static`")
+    return markdown((*header, "`proportional`", "`auto`", "`auto`, all work", "limit"), rows)
 
 
 def cards() -> str:
-    """Fig. 7 of dynamic batching: minutes, ours scaled to the paper's uniform time."""
-    header = ("set-up", "uniform, paper", "variable, paper", "ours: `static`", "dynamic, paper")
+    """Fig. 7 of dynamic batching; ours agree at equal shares."""
     rows = []
     for name in ("gpu-cpu-resnet50", "gpu-cpu-mnist", "t4-p4-1024", "t4-p4-2048"):
-        s = times(name)
-        scale = float(told(name, "uniform")) / s["uniform"]
-        mine = {policy: f"{scale * taken_s:.0f}" for policy, taken_s in s.items()}
-        rows.append(
-            (name, told(name, "uniform"), told(name, "static"), mine["static"])
-            + (told(name, "proportional"), mine["proportional"], mine["auto"], mine["limit"])
-        )
-    return table((*header, "ours: `proportional`", "`auto`", "limit"), rows)
+        theirs, ours, _ = minutes(name)
+        row = [name, theirs["uniform"], theirs["static"], ours["static"]]
+        row += [theirs.get("proportional", ""), ours["proportional"], ours["auto"], ours["limit"]]
+        rows.append(row)
+    header = ("scenario", "equal, paper", "variable, paper", "`static`", "dynamic, paper")
+    return markdown((*header, "`proportional`", "`auto`", "limit"), rows)
 
 
-def saved(time_s: float, uniform_s: float) -> tuple[str, str, str]:
-    """Seconds, the part of the uniform time that is saved, and how much faster that is."""
-    return f"{time_s:.1f}", f"{1 - time_s / uniform_s:.1%}", f"{uniform_s / time_s - 1:.0%}"
+def savings(seconds: Mapping[str, float]) -> str:
+    """How much of the time with equal shares is saved, which comes first."""
+    equal_s = next(iter(seconds.values()))
+    rows = [
+        (who, f"{s:.1f}", f"{1 - s / equal_s:.1%}", f"{equal_s / s - 1:.0%}")
+        for who, s in seconds.items()
+    ]
+    return markdown(("policy", "seconds", "time saved", "faster by"), rows)
 
 
 def interference() -> str:
-    """LB-BSP on CPUs: each forecaster under the predictive policy, then `auto`."""
+    """LB-BSP on CPUs: each forecaster under `predictive`, and `auto`."""
     name = "lbbsp-cpu"
-    s = times(name, ["uniform", "auto"])
+    equal, auto, limit = compare(scenario(name), [Choice("uniform"), Choice("auto")])
+    seconds = {"`uniform`": equal.time_s}
     for forecaster in FORECASTERS:
-        told_so = load(SCENARIOS / f"{name}.yaml", [f"settings.forecaster={forecaster}"])
-        s[f"`predictive`, {forecaster}"] = run(told_so, Choice("predictive")).time_s
-    s["`auto`, narx"], s["the limit"] = s.pop("auto"), s.pop("limit")
-    rows = [(who, *saved(taken_s, s["uniform"])) for who, taken_s in s.items()]
-    return table(("policy, forecaster", "seconds", "saved", "faster by"), rows)
+        story = scenario(name, f"settings.forecaster={forecaster}")
+        seconds[f"`predictive`, {forecaster}"] = run(story, Choice("predictive")).time_s
+    return savings(seconds | {"`auto`, narx": auto.time_s, "limit": limit.time_s})
 
 
-def kinds_of_card() -> str:
+def kinds() -> str:
     """LB-BSP on GPUs."""
-    s = times("lbbsp-gpu", ["uniform", "curve", "shift", "auto"])
-    rows = [(who, *saved(taken_s, s["uniform"])) for who, taken_s in s.items()]
-    return table(("policy", "seconds", "saved", "faster by"), rows)
+    results = compare(scenario("lbbsp-gpu"))
+    return savings(
+        {f"`{r.policy}`": r.time_s for r in results[:-1]} | {"limit": results[-1].time_s}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job whose size was searched for, or not."""
+    """A whole job, its size searched for or not."""
 
-    num_workers: int  # at its end
+    num_workers: int  # for most of the time
     found_s: float  # when the last change of size began
     total_s: float
-    worker_s: float  # all workers' time together, start-up included
-    num_changes: int
+    worker_s: float  # all workers' time together, starting up included
 
 
-def job(scenario: Scenario, *, steps: int) -> Job:
-    """Simulate some steps, in which a search must end; the rest of the job goes on at that pace."""
+def job(story: Scenario, *, steps: int = 0) -> Job:
+    """All of a job; or so many steps, in which a search must end, the rest at the last pace."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "journal"
-        result = run(replace(scenario, samples=0, steps=steps), journal=path)
+        result = run(replace(story, samples=0, steps=steps) if steps else story, journal=path)
         sizes = [
             (record.at_s, len(action.roster))
             for record in read(path)[1]
             for action in record.actions
             if isinstance(action, Regroup)
         ]
-    found_s, num_workers = sizes[-1]
-    batch = scenario.settings.batch
-    per_step = batch.size or min(batch.per_worker * num_workers, batch.limit)
-    rest_s = (scenario.samples - result.samples) / per_step * float(result.step_s[-1])
+    found_s, last = sizes[-1]
+    batch = story.settings.batch
+    per_step = batch.size or min(batch.per_worker * last, batch.limit)
+    rest_s = max(0, story.samples - result.samples) / per_step * float(result.step_s[-1])
+    total_s = result.time_s + rest_s
+    stays: Counter[int] = Counter()
+    for (begun_s, size), (ended_s, _) in pairwise([*sizes, (total_s, 0)]):
+        stays[size] += round(ended_s - begun_s)
     return Job(
-        num_workers=num_workers,
+        num_workers=stays.most_common(1)[0][0],
         found_s=found_s,
-        total_s=result.time_s + rest_s,
-        worker_s=3600 * result.cost + num_workers * rest_s,
-        num_changes=len(sizes) - 1,
+        total_s=total_s,
+        worker_s=3600 * result.cost + last * rest_s,
     )
 
 
-def started_with(scenario: Scenario, num_workers: int, pool: int) -> Scenario:
-    """The same with other numbers of workers, there from the start and to be launched."""
-    there, spare = scenario.workers[0], scenario.pool[0]
-    more = (replace(spare, count=pool),) if pool else ()
-    return replace(scenario, workers=(replace(there, count=num_workers),), pool=more)
-
-
-def static(scenario: Scenario) -> Scenario:
-    """The same without a search."""
-    return replace(scenario, settings=replace(scenario.settings, scaling=ScalingSettings()))
-
-
-def restarted(scenario: Scenario, regroup_s: float) -> Scenario:
-    """The same by checkpoint and restart: all stop at once, and starting up is part of it."""
-    pool = tuple(replace(group, startup_s=0.0) for group in scenario.pool)
-    return replace(scenario, pool=pool, regroup_s=regroup_s)
-
-
-def search(name: str, published: Sequence[dict[int, float]], spare: int, restart_s: float) -> str:
-    """Static against autoscaled, by the size that the job was started with."""
-    static_s, scaled_s, found_s, worker_share = published
-    scenario, most = load(SCENARIOS / f"{name}.yaml"), max(static_s)
-    rows, gains = [], []
-    for size in static_s:
-        story = started_with(scenario, size, min(spare, most - size))
-        kept, scaled = job(static(story), steps=20), job(story, steps=1000)
-        slow = job(restarted(story, restart_s), steps=1000)
-        theirs = scaled_s[size] / static_s[size] - 1
-        gains.append((theirs, scaled.total_s / kept.total_s - 1))
-        gains[-1] += (worker_share[size], scaled.worker_s / kept.worker_s - 1)
-        rows.append(
-            (f"{size} to {scaled.num_workers}", f"{static_s[size]:.0f}", f"{kept.total_s:.0f}")
-            + (f"{scaled_s[size]:.0f}", f"{scaled.total_s:.0f}")
-            + tuple(f"{gain:+.1%}" for gain in gains[-1])
-            + (f"{found_s[size]:.0f}", f"{scaled.found_s:.0f}")
-            + (f"{slow.found_s:.0f}", f"{slow.total_s:.0f}")
+def search(name: str, paper: Published) -> str:
+    """Jobs of a fixed size against searched ones; then how long the search took."""
+    story, most = scenario(name), max(paper.static_s)
+    there, spare = story.workers[0], story.pool[0]
+    totals, searches, changes = [], [], []
+    for size in paper.static_s:
+        more = min(spare.count, most - size)
+        pool = (replace(spare, count=more),) if more else ()
+        story = replace(story, workers=(replace(there, count=size),), pool=pool)
+        fixed = replace(story, settings=replace(story.settings, scaling=ScalingSettings()))
+        kept, scaled = job(fixed, steps=20), job(story, steps=1000)
+        # With a checkpoint and restart all stop at once, and starting up is part of it.
+        stopped = tuple(replace(group, startup_s=0.0) for group in pool)
+        restarted = replace(story, pool=stopped, regroup_s=paper.restart_s)
+        slow = job(restarted, steps=1000)
+        change = (
+            paper.scaled_s[size] / paper.static_s[size] - 1,
+            scaled.total_s / kept.total_s - 1,
+            paper.worker_time[size],
+            scaled.worker_s / kept.worker_s - 1,
         )
-    means = tuple(f"{sum(column) / len(rows):+.1%}" for column in zip(*gains, strict=True))
-    rows.append(("mean", "", "", "", "", *means, "", "", "", ""))
-    header = ("workers", "static s, paper", "ours", "autoscaled s, paper", "ours")
-    header += (
-        "change, paper",
-        "ours",
-        "worker-time, paper",
-        "ours",
-        "found after s, paper",
-        "ours",
-    )
-    return table((*header, "by restarts: found", "total s"), rows)
-
-
-def cifar() -> str:
-    """CIFAR-10 on V100s."""
-    figures = (CIFAR_STATIC_S, CIFAR_SCALED_S, CIFAR_FOUND_S, CIFAR_WORKER_S)
-    return search("autoscale-cifar10", figures, spare=4, restart_s=72.756)
-
-
-def imagenet() -> str:
-    """ImageNet on V100s."""
-    figures = (IMAGENET_STATIC_S, IMAGENET_SCALED_S, IMAGENET_FOUND_S, IMAGENET_WORKER_S)
-    return search("autoscale-imagenet", figures, spare=32, restart_s=81.186)
+        changes.append(change)
+        whole = (paper.static_s[size], kept.total_s, paper.scaled_s[size], scaled.total_s)
+        cells = [f"{s:.0f}" for s in whole] + [f"{part:+.1%}" for part in change]
+        totals.append([f"{size}", *cells])
+        found = (paper.found_s[size], scaled.found_s, slow.found_s, scaled.total_s, slow.total_s)
+        searches.append([f"{size}", f"{scaled.num_workers}", *(f"{s:.0f}" for s in found)])
+    means = [f"{sum(column) / len(changes):+.1%}" for column in zip(*changes, strict=True)]
+    totals.append(["mean", "", "", "", "", *means])
+    header = ["started with", "fixed size, s: paper", "ours", "searched, s: paper", "ours"]
+    header += ["change: paper", "ours", "worker-time: paper", "ours"]
+    second = ["started with", "settled at", "found after s: paper", "ours", "ours with restarts"]
+    second += ["whole job, s", "with restarts"]
+    return markdown(header, totals) + "\n\n" + markdown(second, searches)
 
 
 def utility() -> str:
-    """Utility against cost on the CPU cluster: minutes and the size settled at, by price."""
-    rows = []
-    for shape, ends in (("linear", "{},10800"), ("step", "{}:3600")):
-        for value, published in LINEAR_MIN.items():
-            row = [f"{shape}, {value}"]
-            for price, theirs in zip(PRICES, published, strict=True):
-                scenario = load(SCENARIOS / "autoscale-utility.yaml")
-                heuristic = Choice("utility", {shape: ends.format(value)})
-                scaling = replace(scenario.settings.scaling, heuristic=heuristic)
-                done = job(
-                    replace(
-                        scenario,
-                        settings=replace(scenario.settings, scaling=scaling),
-                        workers=(replace(scenario.workers[0], price=price),),
-                        pool=(replace(scenario.pool[0], price=price),),
-                    ),
-                    steps=2500,
-                )
-                row.append(f"{theirs:.0f}" if shape == "linear" else "")
-                row.append(f"{done.total_s / 60:.0f} ({done.num_workers})")
-            rows.append(row)
-    header = [f"{price:g} an hour: {who}" for price in PRICES for who in ("paper", "ours")]
-    return table(("utility", *header), rows)
+    """Utility against cost: minutes and the size settled at, by price."""
+    story, rows = scenario("autoscale-utility"), []
+    for (shape, ends), paper in UTILITIES.items():
+        scaling = replace(story.settings.scaling, heuristic=Choice("utility", {shape: ends}))
+        row = [f'{shape} "{ends}"']
+        for price, theirs in zip(PRICES, paper, strict=True):
+            priced = replace(
+                story,
+                settings=replace(story.settings, scaling=scaling),
+                workers=(replace(story.workers[0], price=price),),
+                pool=(replace(story.pool[0], price=price),),
+            )
+            # A step utility may change its mind near the end: no short cut there.
+            done = job(priced, steps=0 if shape == "step" else 2500)
+            row.append(f"{theirs} / {done.total_s / 60:.0f} ({done.num_workers})")
+        rows.append(row)
+    return markdown(("utility", *(f"at {price:g} an hour" for price in PRICES)), rows)
 
 
-def steady_per_s(result: Result) -> float:
+def steady_per_s(result: Result) -> str:
     """Samples a second over the last hundred steps."""
-    return result.samples / result.num_steps * 100 / float(result.step_s[-100:].sum())
+    return f"{100 * result.samples / result.num_steps / float(result.step_s[-100:].sum()):.0f}"
 
 
 def stragglers() -> str:
-    """Every fourth of 40 workers slowed, left as it is or replaced, under equal and other shares."""
-    scenario, rows = load(SCENARIOS / "stragglers.yaml"), []
-    usual, slow = scenario.workers
-    for speed, (left, replaced) in STRAGGLERS_PER_S.items():
+    """Every fourth of 40 workers slow: left there or replaced, with equal shares or balanced."""
+    story, rows = scenario("stragglers"), []
+    usual, slow = story.workers
+    for speed, paper in STRAGGLERS_PER_S.items():
         slowed = replace(slow, per_sample_s=usual.per_sample_s / speed)
         row = [f"{speed:g}"]
-        for replacing, theirs in ((False, left), (True, replaced)):
+        for replacing, theirs in zip((False, True), paper, strict=True):
             straggler = StragglerSettings(replace=replacing)
-            story = replace(
-                scenario,
-                workers=(usual, slowed),
-                settings=replace(scenario.settings, straggler=straggler),
-            )
-            mine = [run(story, Choice(policy)) for policy in ("uniform", "auto")]
-            row += [str(theirs), *(f"{steady_per_s(result):.0f}" for result in mine)]
+            settings = replace(story.settings, straggler=straggler)
+            told = replace(story, settings=settings, workers=(usual, slowed))
+            ours = [run(told, Choice(policy)) for policy in ("uniform", "auto")]
+            row += [f"{theirs}", *(steady_per_s(result) for result in ours)]
         rows.append(row)
-    none = replace(scenario, workers=(replace(usual, count=40),), pool=(), steps=100)
-    equal = f"{steady_per_s(run(none, Choice('uniform'))):.0f}"
-    rows.append(("1", str(NO_STRAGGLERS_PER_S), equal, "", "", "", ""))
-    header = ("speed", "left, paper", "ours: `uniform`", "ours: `auto`")
-    return table((*header, "replaced, paper", "ours: `uniform`", "ours: `auto`"), rows)
+    alike = replace(story, workers=(replace(usual, count=40),), pool=(), steps=100)
+    ours_alike = steady_per_s(run(alike, Choice("uniform")))
+    rows.append(["1", f"{NO_STRAGGLERS_PER_S}", ours_alike, "", "", "", ""])
+    header = ("speed of every fourth", "left there: paper", "`uniform`", "`auto`")
+    return markdown((*header, "replaced: paper", "`uniform`", "`auto`"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "cores": cores,
     "cards": cards,
     "interference": interference,
-    "kinds of card": kinds_of_card,
-    "cifar": cifar,
-    "imagenet": imagenet,
+    "kinds": kinds,
+    "cifar": lambda: search("autoscale-cifar10", CIFAR),
+    "imagenet": lambda: search("autoscale-imagenet", IMAGENET),
     "utility": utility,
     "stragglers": stragglers,
 }
 
 
-def put(page: str, name: str, made: str) -> str:
-    """The page with a table between its two markers, whatever stood there."""
-    start, end = f"<!-- table: {name} -->", "<!-- end of table -->"
-    between = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
-    page, num = between.subn(lambda _: f"{start}\n{made}\n{end}", page)
-    assert num == 1, f"{PAGE.name} has {num} places for the table {name!r}"
-    return page
-
-
 def main() -> None:
-    """Make every table anew."""
-    page = PAGE.read_text(encoding="utf-8")
+    """Make the tables anew."""
     for name, make in TABLES.items():
-        made = make()
-        print(f"{name}\n{made}\n", flush=True)
-        page = put(page, name, made)
-    PAGE.write_text(page, encoding="utf-8")
+        table = make()
+        write("papers.md", name, table)
+        print(f"{name}\n{table}\n", flush=True)
 
 
 if __name__ == "__main__":

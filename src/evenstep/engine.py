@@ -15,6 +15,7 @@ from evenstep.decide.cluster import Cluster
 from evenstep.decide.learning import check_rule
 from evenstep.decide.machine import decide
 from evenstep.decide.scaling import HEURISTICS
+from evenstep.decide.scaling.utility import Utility
 from evenstep.errors import ConfigError
 from evenstep.journal import Journal
 from evenstep.ports import BatchPolicy, Foresees, ScalingHeuristic, look_up
@@ -53,7 +54,7 @@ class Engine:
         self._forecaster.learn(pace, self._column(fleet))
         self._outlook |= {r.worker: (r.free_cpu, r.free_memory) for r in event.reports}
         told = self._forecaster.forecast(self._column(fleet)).tolist()
-        of = {w: None if math.isnan(f) else f for w, f in zip(fleet.ids, told, strict=True)}
+        of = {w: f if math.isfinite(f) else None for w, f in zip(fleet.ids, told, strict=True)}
         forecasts = tuple(of.get(r.worker) for r in event.reports)
         return msgspec.structs.replace(event, forecasts=forecasts)
 
@@ -69,6 +70,8 @@ def assemble(settings: Settings) -> Cluster:
     chosen = settings.scaling.heuristic
     if chosen is not None:
         heuristic = _plug("scaling.heuristic", "heuristics", chosen, HEURISTICS)
+        if isinstance(heuristic, Utility) and settings.samples <= 0:
+            raise ConfigError("samples", "the utility heuristic needs the length of the job")
     return Cluster(settings=settings, policy=policy, heuristic=heuristic)
 
 

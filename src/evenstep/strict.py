@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -35,23 +35,36 @@ def load_yaml(path: Path) -> Any:
         raise ConfigError("", f"is not YAML: {e}", str(path)) from None
 
 
-def override(data: Any, setting: str) -> dict[str, Any]:
-    """A copy of `data` with one `dotted.path=value`; the value is read as YAML."""
-    path, equals, text = setting.partition("=")
-    if not equals or not path:
-        raise ConfigError("", f"expected path=value, got {setting!r}", "--set")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as e:
-        raise ConfigError(path, f"is not YAML: {e}", "--set") from None
-    return _put(data, path.split("."), value)
+def override(data: Any, sets: Sequence[str]) -> Any:
+    """A copy of `data` with each `dotted.path=value` put over it; values are read as YAML."""
+    for setting in sets:
+        path, equals, text = setting.partition("=")
+        if not equals or not path:
+            raise ConfigError("", f"expected path=value, got {setting!r}", "--set")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as e:
+            raise ConfigError(path, f"is not YAML: {e}", "--set") from None
+        data = _put(data, path.split("."), value)
+    return data
 
 
-def _put(data: Any, keys: list[str], value: Any) -> dict[str, Any]:
+def _put(data: Any, keys: list[str], value: Any) -> Any:
+    if not keys:
+        return value
+    key, *rest = keys
+    if isinstance(data, list):
+        if not (key.isdecimal() and int(key) < len(data)):
+            raise ConfigError(key, f"there are {len(data)}, counted from 0", "--set")
+        return [_put(x, rest, value) if i == int(key) else x for i, x in enumerate(data)]
+    if not isinstance(data, dict | str | None):
+        raise ConfigError(key, f"cannot be set within {data!r}", "--set")
     # A plug in its short form (`policy: auto`) becomes the long one when an option is set.
     copy = {"name": data} if isinstance(data, str) else dict(data or {})
-    copy[keys[0]] = _put(copy.get(keys[0]), keys[1:], value) if keys[1:] else value
-    return copy
+    try:
+        return copy | {key: _put(copy.get(key), rest, value)}
+    except ConfigError as e:
+        raise e.within(key) from None
 
 
 def _build(kind: Any, data: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import msgspec
 import numpy as np
@@ -19,6 +20,9 @@ from evenstep.errors import InvalidInputError
 WorkerId = str
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+MOST_SAMPLES = 2**53
+"""More than any batch: up to here a float counts samples exactly."""
 
 
 def listed(workers: Sequence[WorkerId]) -> str:
@@ -42,11 +46,11 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise InvalidInputError("worker.id", "is empty; give each worker a name")
         for name in ("cores", "flops", "warmup_samples_per_s"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
+            if value is not None and not 0 < value < inf:
                 raise InvalidInputError(
                     f"worker {self.id}: {name}", f"must be above 0, got {value}"
                 )
-        if not 0 <= self.price_per_hour < float("inf"):
+        if not 0 <= self.price_per_hour < inf:
             raise InvalidInputError(
                 f"worker {self.id}: price_per_hour", f"must not be negative: {self.price_per_hour}"
             )
@@ -68,18 +72,28 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     free_memory: float = 1.0  # of its memory, 0 to 1, as the next step begins
 
     def __post_init__(self) -> None:
-        if self.samples < 0:
-            raise InvalidInputError(f"report of {self.worker}: samples", f"is {self.samples}")
+        # One condition for the good case: a thousand workers make a thousand of these a step.
+        if not (
+            0 <= self.samples <= MOST_SAMPLES
+            and 0 <= self.compute_s < inf
+            and 0 <= self.wait_s < inf
+            and 0 <= self.free_cpu < inf
+            and 0 <= self.free_memory < inf
+            and (self.compute_s > 0 or self.samples == 0)
+        ):
+            self._refuse()
+
+    def _refuse(self) -> None:
+        of = f"report of {self.worker}"
+        if not 0 <= self.samples <= MOST_SAMPLES:
+            raise InvalidInputError(f"{of}: samples", f"is {self.samples}")
         for name in ("compute_s", "wait_s", "free_cpu", "free_memory"):
             value = getattr(self, name)
-            if not 0 <= value < float("inf"):
+            if not 0 <= value < inf:
                 raise InvalidInputError(
-                    f"report of {self.worker}: {name}", f"must be 0 or more and finite, got {value}"
+                    f"{of}: {name}", f"must be 0 or more and finite, got {value}"
                 )
-        if self.samples > 0 and self.compute_s == 0:
-            raise InvalidInputError(
-                f"report of {self.worker}: compute_s", f"is 0 for {self.samples} samples"
-            )
+        raise InvalidInputError(f"{of}: compute_s", f"is 0 for {self.samples} samples")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -140,7 +154,7 @@ class StepDone(Event, frozen=True, kw_only=True):
     forecasts: tuple[float | None, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.seconds < float("inf"):
+        if not 0 < self.seconds < inf:
             raise InvalidInputError(
                 f"step {self.step}: seconds", f"must be above 0: {self.seconds}"
             )

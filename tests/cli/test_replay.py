@@ -74,6 +74,7 @@ def test_an_option_of_the_recorded_policy_can_be_set(journal: Path) -> None:
     ("args", "message"),
     [
         (("--set", "policy.dead_bnd=0.9"), "dead_band"),
+        (("--set", "workers.min.more=1"), "workers.min.more: cannot be set within 1"),
         (("--set", "polcy=auto"), "unknown setting polcy; did you mean policy? (--set)"),
     ],
 )

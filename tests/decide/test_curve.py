@@ -153,7 +153,7 @@ class TestProfile:
         assert self.at(profile, 4) == pytest.approx(1.5)
 
     def test_misfits_to_both_sides_are_noise(self) -> None:
-        wild = [(8, 2.0 * (1.5 if i % 2 else 0.6)) for i in range(4 * PATIENCE)]
+        wild = [(8, 2.0 * (0.6 if i % PATIENCE == 0 else 1.5)) for i in range(4 * PATIENCE)]
         profile = self.learn((4, 1.0), *[(8, 2.0)] * 4, *wild)
         assert self.at(profile, 4) == pytest.approx(1.0)
 

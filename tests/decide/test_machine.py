@@ -300,6 +300,10 @@ def test_any_history_leaves_a_whole_batch_and_consecutive_generations(
         ),
         ({"scaling": {"heuristic": "magic"}}, "scaling.heuristic: unknown name 'magic'"),
         ({"batch": {"size": 96, "lr_rule": "liner"}}, "did you mean linear?"),
+        (
+            {"scaling": {"heuristic": {"name": "utility", "linear": "10,3600"}}},
+            "samples: the utility heuristic needs the length of the job",
+        ),
     ],
 )
 def test_a_wrong_setting_names_its_path_and_the_right_one(plain: dict[str, Any], says: str) -> None:

@@ -21,7 +21,7 @@ def moves(run: Run) -> list[tuple[int, list[int]]]:
 
 
 def test_the_first_move_comes_after_a_window_from_the_slowest_to_the_fastest() -> None:
-    run = drive(Shift(), line([0] * 4, [2, 1, 4, 3]), batch=128, num_steps=12)
+    run = drive(Shift(), line([0] * 4, [2, 1, 4, 3.5]), batch=128, num_steps=12)
     assert moves(run) == [(4, [0, 8, -8, 0]), (9, [0, 8, 0, -8])]
 
 
@@ -32,10 +32,15 @@ def test_a_leader_without_memory_to_spare_is_passed_over() -> None:
 
 
 def test_an_overshoot_halves_the_move_and_doubles_the_window() -> None:
-    run = drive(Shift(move=1.0), line([0, 0], [1, 1.5]), batch=64, num_steps=20)
+    run = drive(Shift(move=1.0), line([0, 0], [1, 1.5]), batch=64, num_steps=25)
     # 32 from w1 to w0 is all it has; w0 is the straggler now, and gives back half as much.
     assert moves(run)[:2] == [(4, [31, -31]), (9, [-16, 16])]
     assert moves(run)[2][0] == 19
+
+
+def test_a_sample_that_made_it_worse_goes_back_and_that_is_the_end() -> None:
+    run = drive(Shift(move=0.01), line([0, 0], [1, 3]), batch=41, num_steps=99, start=[31, 10])
+    assert moves(run) == [(4, [-1, 1]), (9, [1, -1])]
 
 
 @st.composite
@@ -45,16 +50,16 @@ def fleets_of_four(draw: st.DrawFn) -> tuple[list[float], list[float], int]:
     return fixed, slope, draw(st.integers(100, 500))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(fleets_of_four())
 def test_a_fleet_of_four_is_balanced_to_a_few_samples_and_then_left_alone(
     fleet: tuple[list[float], list[float], int],
 ) -> None:
     fixed, slope, batch = fleet
-    run = drive(Shift(), line(fixed, slope), batch=batch, num_steps=1500)
+    run = drive(Shift(), line(fixed, slope), batch=batch, num_steps=900)
     sample_s = max(slope) * 1e-3
     assert run.seconds[-1] <= 1.01 * run.best_s[-1] + 2 * sample_s
-    assert all(step < 1300 for step, _ in moves(run))
+    assert all(step < 700 for step, _ in moves(run))
 
 
 @pytest.mark.parametrize("pairs", [1, 2])
@@ -93,7 +98,7 @@ def test_a_worker_whose_reports_are_missing_is_neither_straggler_nor_leader() ->
     memory, (shares, _) = policy.seat(None, fleet, 96)
     silent = Outcome(
         step=0,
-        samples=shares * [1, 0, 1],
+        samples=np.where([True, False, True], shares, 0),
         compute_s=np.array([1.0, np.nan, 2.0]),
         forecast_samples_per_s=np.full(3, np.nan),
     )

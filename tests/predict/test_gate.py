@@ -62,6 +62,19 @@ def test_what_is_no_speed_is_never_passed_on(broken: float) -> None:
     assert gate.forecast(OUTLOOK).tolist() == [8.0, 16.0]
 
 
+def test_a_trusted_forecaster_that_breaks_is_passed_over() -> None:
+    @dataclass(frozen=True, kw_only=True, eq=False)
+    class Breaks(Scaled):
+        def forecast(self, outlook: FloatArray) -> FloatArray:
+            return np.where(outlook[:, 0] < 0.5, np.nan, super().forecast(outlook))
+
+    gate = Gate(inner=Breaks(factors=(2.0, 2.0)), min_steps=1)
+    gate.seat(["a", "b"])
+    for step in range(4):
+        gate.learn(np.full(2, 2.0**step), OUTLOOK)
+    assert gate.forecast(np.array([[1.0, 1.0], [0.2, 1.0]])).tolist() == [16.0, 8.0]
+
+
 def test_one_spike_does_not_decide_for_long() -> None:
     speed, outlook = interference(steps=200, workers=16, seed=1)
     speed[150] *= 100
@@ -80,7 +93,7 @@ def test_an_outlook_that_ceases_to_mean_anything_costs_less_behind_the_gate() ->
         said = forecasts(forecaster, (speed, outlook))[101:]
         return float(np.sqrt(np.mean((said / speed[101:] - 1) ** 2)))
 
-    assert error(Gate(inner=Narx())) < 0.8 * error(Narx())
+    assert error(Gate(inner=Narx())) < 0.85 * error(Narx())
 
 
 def test_a_gate_that_forgets_nothing_or_all_is_refused() -> None:

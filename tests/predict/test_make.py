@@ -29,7 +29,7 @@ def test_options_reach_the_forecaster() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nrax", {}, "forecasters: unknown name 'nrax'; did you mean narx?"),
+        ("nrax", {}, "forecaster: unknown name 'nrax'; did you mean narx?"),
         ("narx", {"delay": 3}, "unknown setting forecaster.delay; did you mean delays?"),
         ("ema", {"window": 3}, "unknown setting forecaster.window; did you mean one of alpha?"),
         ("last", {"alpha": 1}, "forecaster.alpha: last has no settings; leave it out"),

@@ -66,6 +66,20 @@ def test_an_outlook_that_never_changed_teaches_nothing_about_it() -> None:
     assert (narx.state_dict()["outer"][3:] == 0).all()
 
 
+@pytest.mark.parametrize("make", [Narx, Rnn, Lstm])
+def test_an_outlook_told_for_the_first_time_is_no_change(make: type[Narx | Rnn | Lstm]) -> None:
+    told, late = make(), make()
+    free = [0.4] * 20 + [0.8] * 5 + [0.4] * 5
+    for net, unknown in ((told, 0), (late, 5)):
+        net.seat(["a"])
+        for k, cpu in enumerate(free):
+            outlook = np.array([[cpu if k >= unknown else np.nan, np.nan]])
+            net.learn(np.array([1000 * cpu]), outlook)
+    coming = np.array([[0.8, np.nan]])
+    np.testing.assert_allclose(late.forecast(coming), told.forecast(coming), rtol=0.02)
+    assert late.forecast(coming)[0] == pytest.approx(800, rel=0.1)
+
+
 def test_workers_start_from_weights_of_their_own_and_a_seed_changes_them() -> None:
     def first_weights(seed: int) -> tuple[FloatArray, FloatArray]:
         narx = Narx(seed=seed)
@@ -77,6 +91,19 @@ def test_workers_start_from_weights_of_their_own_and_a_seed_changes_them() -> No
     assert (a != b).any()
     assert (a == first_weights(0)[0]).all()
     assert (a != first_weights(1)[0]).any()
+
+
+def test_what_free_cpu_means_can_change() -> None:
+    speed, outlook = interference(steps=400, workers=16, seed=3)
+    speed[:150] = speed[0]  # at first the others take CPU that this job does not need
+
+    def error(steps: slice) -> float:
+        narx = Narx()
+        narx.seat([f"w{i}" for i in range(16)])
+        said = forecasts(narx, (speed, outlook))[steps]
+        return float(np.sqrt(np.mean(np.log(said / speed[steps]) ** 2)))
+
+    assert error(slice(250, None)) < 0.08
 
 
 @pytest.mark.parametrize("make", [Narx, Rnn, Lstm])

@@ -15,7 +15,7 @@ from evenstep.simulate.result import Result, settled
 from evenstep.simulate.run import LIMIT, compare, run
 from evenstep.simulate.scenario import Scenario, load
 from evenstep.strict import build
-from evenstep.types import Joined, LaunchFailed, Left, Lost, StepDone
+from evenstep.types import Drain, Joined, LaunchFailed, Left, Lost, StepDone
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 UNIFORM = Choice("uniform")
@@ -145,6 +145,46 @@ def test_a_drained_worker_leaves_after_one_more_step_and_its_place_is_free_again
     assert joined == [["cpu-0", "cpu-1"], ["cpu-1.2"]]
 
 
+def test_a_drain_ordered_at_a_steps_end_leaves_one_more_step(tmp_path: Path) -> None:
+    scenario = story(
+        {"per_sample_s": 0.001, "count": 3},
+        communication={"latency_s": 1},
+        settings={
+            "workers": {"max": 3},
+            "scaling": {"heuristic": "efficiency", "period_steps": 2, "step_workers": 1},
+        },
+        steps=40,
+    )
+    _, records = recorded(scenario, tmp_path / "j")
+    named = kinds(records)
+    drains = [i for i, r in enumerate(records) for a in r.actions if isinstance(a, Drain)]
+    assert drains
+    for i in drains:
+        assert named[i : i + 3] == ["StepDone", "StepDone", "Left"]
+
+
+def test_a_fresh_machine_is_launched_before_one_that_was_sent_home(tmp_path: Path) -> None:
+    scenario = story(
+        {"fixed_s": 1, "count": 2},
+        pool=[{"fixed_s": 1, "kind": "pool"}],
+        asks=[{"at_s": 2, "num_workers": 1}, {"at_s": 5, "num_workers": 2}],
+    )
+    _, records = recorded(scenario, tmp_path / "j")
+    joined = [[w.id for w in r.event.workers] for r in records if isinstance(r.event, Joined)]
+    assert joined == [["cpu-0", "cpu-1"], ["pool-0"]]
+
+
+def test_a_machine_that_failed_cannot_be_launched_again(tmp_path: Path) -> None:
+    scenario = story(
+        {"fixed_s": 1},
+        {"fixed_s": 1, "kind": "spot", "fails_at_s": 2.5},
+        asks=[{"at_s": 5, "num_workers": 2}],
+    )
+    _, records = recorded(scenario, tmp_path / "j")
+    assert kinds(records).count("LaunchFailed") == 1
+    assert kinds(records).count("Joined") == 1
+
+
 def test_below_the_minimum_the_clock_runs_until_workers_are_back() -> None:
     scenario = story(
         {"fixed_s": 1},
@@ -195,6 +235,12 @@ def test_a_wrong_policy_leaves_no_journal(tmp_path: Path) -> None:
     with pytest.raises(EvenstepError, match="holds one run, not 2"):
         compare(story({"fixed_s": 1}), [UNIFORM, Choice("static")], journal=tmp_path / "j")
     assert not (tmp_path / "j").exists()
+
+
+def test_a_wrong_policy_is_refused_before_any_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenstep.simulate.run.run", lambda *_, **__: pytest.fail("it was run"))
+    with pytest.raises(EvenstepError, match="did you mean uniform"):
+        compare(story({"fixed_s": 1}), [UNIFORM, Choice("unifrom")])
 
 
 def test_settled_is_the_first_step_from_which_on_nearly_all_are_near() -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from evenstep.errors import ConfigError
+from evenstep.simulate.run import compare
 from evenstep.simulate.scenario import Communication, Scenario, load
 from evenstep.strict import build
 
-SHIPPED = sorted(Path(__file__).parents[2].joinpath("scenarios").glob("*.yaml"))
+SHIPPED = sorted(Path(__file__).parents[2].joinpath("scenarios").rglob("*.yaml"))
 
 
 def plain(**changes: Any) -> dict[str, Any]:
@@ -32,7 +34,6 @@ def test_a_shipped_scenario_says_what_it_shows(path: Path) -> None:
     scenario = load(path)
     assert scenario.about
     assert path.read_text().startswith("# ")
-    assert scenario.steps >= 100
 
 
 def test_the_scenarios_named_in_the_docs_are_there() -> None:
@@ -95,3 +96,15 @@ def test_a_ring_costs_latency_by_hop_and_bandwidth_by_size() -> None:
     assert ring.seconds(1) == 0.0
     assert ring.seconds(2) == pytest.approx(0.001 * 2 + 1.0 * 0.1)
     assert ring.seconds(4) == pytest.approx(0.001 * 6 + 1.5 * 0.1)
+
+
+def test_the_scenario_in_the_docs_can_be_run() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "simulator.md").read_text()
+    text = page.split("```yaml\n")[1].split("```")[0]
+    scenario = build(Scenario, {**yaml.safe_load(text), "steps": 5})
+    assert [r.policy for r in compare(scenario)] == ["uniform", "shift", "auto", "limit"]
+
+
+def test_one_worker_of_a_list_can_be_set() -> None:
+    story = load(SCENARIOS / "four-uneven.yaml", ["workers.1.price=7"])
+    assert [group.price for group in story.workers] == [1.0, 7.0, 1.0, 1.0]

@@ -30,9 +30,7 @@ def command(ctx: click.Context, journal: Path, sets: tuple[str, ...]) -> None:
     would have been decided on the same events.
     """
     header, records = read(journal)
-    settings = header.settings
-    for setting in sets:
-        settings = build(Settings, override(_plain(settings), setting), source="--set")
+    settings = build(Settings, override(_plain(header.settings), sets), source="--set")
     anew = settings.forecaster != header.settings.forecaster
     num, different, first_plan = 0, 0, ""
     before: Counter[type[AnyAction]] = Counter()

@@ -12,10 +12,9 @@ from typing import Protocol
 import numpy as np
 
 from evenstep.errors import InvalidInputError
-from evenstep.types import FloatArray, IntArray
+from evenstep.types import MOST_SAMPLES, FloatArray, IntArray
 
-MOST = np.int64(2**53)
-"""More than any share: up to here a float counts samples exactly."""
+MOST = np.int64(MOST_SAMPLES)
 
 
 class Curves(Protocol):

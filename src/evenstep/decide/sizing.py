@@ -51,10 +51,11 @@ def relieve(cluster: Cluster) -> Decision:
     straggler = cluster.stragglers.leaving
     if straggler is None or straggler.id not in cluster.workers:
         return cluster, ()
-    joined = [w for w in cluster.roster if w not in cluster.stragglers.peers]
+    joined = [w for w in cluster.ranks if w.id not in cluster.stragglers.peers]
     if not joined:
         return cluster, ()
-    return drain(cluster, (straggler.id,), f"{joined[0]} has joined in its place")
+    substitute = min(joined, key=lambda w: w.kind != straggler.kind)
+    return drain(cluster, (straggler.id,), f"{substitute.id} has joined in its place")
 
 
 def regrouped(cluster: Cluster) -> Cluster:

@@ -32,8 +32,8 @@ __all__ = ["FORECASTERS", "Arima", "Ema", "Gate", "Last", "Lstm", "Narx", "Rnn",
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Forecaster:
     """The forecaster named `name`, behind a gate that falls back to `last` where that is better."""
-    kind = look_up("forecasters", name, FORECASTERS)
     try:
+        kind = look_up("forecasters", name, FORECASTERS)
         forecaster: Forecaster = kind(**_settings(kind, options or {}))
     except ConfigError as e:
         raise e.within("forecaster") from None

@@ -20,6 +20,7 @@ from evenstep.types import FloatArray, WorkerId
 FIRST_NOISE = 1e-3  # variance of the error: 3 %, until measured
 LEAST_NOISE = 1e-6  # 0.1 %; below, everything would look like news
 NOISE_GAIN = 0.03
+MOST_NEWS = 25.0  # times the noise: so much of one error goes into its estimate
 BEYOND_SEEN = np.log(2.0)  # a forecast stays within twice the range of what was measured
 
 
@@ -64,7 +65,9 @@ class Change(Rows):
         bound = OUTLIER * np.sqrt(col["noise"])
         kept = {"step": np.clip(step, -bound, bound), "surprise": np.clip(error, -bound, bound)}
         gain = np.maximum(NOISE_GAIN, 1 / (col["count"] + 2))
-        noise = col["noise"] + gain * (np.minimum(error**2, bound**2) - col["noise"])
+        noise = col["noise"] + gain * (
+            np.minimum(error**2, MOST_NEWS * col["noise"]) - col["noise"]
+        )
         kept["noise"] = np.maximum(noise, LEAST_NOISE)
         kept = {name: np.where(learns, new, col[name]) for name, new in kept.items()}
         told = {

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from evenstep.types import FloatArray
 
-FORGETTING = 0.0005  # of what is known, per step: 2,000 steps ago it was another worker
+FORGETTING = 0.002  # of what is known, per step: 500 steps ago it was another worker
 OUTLIER = 3.0  # standard deviations; what lies beyond teaches no more than what lies at them
 
 

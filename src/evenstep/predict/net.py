@@ -64,7 +64,8 @@ class Net(Change):
             rng = np.random.default_rng([self.seed, crc32(worker.encode())])
             inner[..., i] = self._first_weights(rng)
         return super()._fresh(workers) | {
-            "before": np.zeros((inputs, size)),
+            "before": np.concatenate([np.zeros((inputs - 1, size)), np.ones((1, size))]),
+            "told": np.zeros((2, size)),  # 1: free CPU, free memory are known since some step
             "carry": np.zeros((self.width, size)),
             "outer": np.zeros((len(self._outer_prior), size)),
             "outer_covariance": covariance(self._outer_prior, (size,)),
@@ -108,6 +109,7 @@ class Net(Change):
         gives, _, slope = self._cell(dot(inner, _wide(now)), carry)
 
         direct = np.concatenate([now[:d], now[d : 3 * d] - before[d : 3 * d], gives - given])
+        told = np.where(np.isnan(outlook), col["told"], 1.0)
         outer = Block(col["outer"], col["outer_covariance"], self._outer_prior)
         nodes = Block(inner, col["inner_covariance"], np.full(len(now), INNER))
         hidden = outer.weights[-self.width :] * (_wide(now) * slope - _wide(before) * slope_before)
@@ -115,16 +117,19 @@ class Net(Change):
             dot(outer.weights, direct),
             (outer, nodes),
             (direct, hidden),
-            {"before": now, "carry": carry},
+            {"before": now, "carry": carry, "told": told},
         )
 
     def _before(self, outlook: FloatArray) -> FloatArray:
-        """The inputs of the last step measured; if there was none, as if all was as it is now."""
-        d, before = self._delays, self._columns["before"]
-        steady = before.copy()
-        steady[d : 3 * d] = np.tile(_centred(outlook, np.zeros_like(outlook)), (d, 1))
-        steady[-1] = 1
-        return np.where(self._columns["count"] > 0, before, steady)
+        """The inputs of the last step; an outlook that was never told is taken to be as it is now.
+
+        Else the first one told would look like a change that did nothing, and teach just that.
+        """
+        col, d = self._columns, self._delays
+        before = col["before"].copy()
+        told, now = (np.tile(x, (d, 1)) for x in (col["told"], _centred(outlook, 0)))
+        before[d : 3 * d] = np.where(told > 0, before[d : 3 * d], now)
+        return before
 
 
 def tanh_cell(drive: FloatArray, carry: FloatArray) -> Cell:
@@ -133,7 +138,7 @@ def tanh_cell(drive: FloatArray, carry: FloatArray) -> Cell:
     return given, carry, (1 - given**2)[None]
 
 
-def _centred(outlook: FloatArray, otherwise: FloatArray) -> FloatArray:
+def _centred(outlook: FloatArray, otherwise: FloatArray | float) -> FloatArray:
     return np.where(np.isnan(outlook), otherwise, np.clip(outlook, 0, 1) - 0.5)
 
 

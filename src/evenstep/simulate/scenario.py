@@ -162,7 +162,4 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def load(path: Path | str, sets: Sequence[str] = ()) -> Scenario:
     """The scenario in a YAML file, with `dotted.path=value` put over it."""
     path = Path(path)
-    data = load_yaml(path)
-    for setting in sets:
-        data = override(data, setting)
-    return build(Scenario, data, source=str(path))
+    return build(Scenario, override(load_yaml(path), sets), source=str(path))

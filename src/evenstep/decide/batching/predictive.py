@@ -71,8 +71,7 @@ class Predictive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         ):
             return memory, None
         i = int(relative_change(shares, wanted).argmax())
-        part = speed[i] / speed.sum()
-        why = f"{fleet.ids[i]} is forecast to do {part:.1%} of the work: {shares[i]} -> {wanted[i]}"
+        why = f"{fleet.ids[i]} is expected at {speed[i]:.4g} samples/s: {shares[i]} -> {wanted[i]}"
         return memory, (wanted, why)
 
     def pace(self, memory: Memory, fleet: Fleet, outcome: Outcome) -> FloatArray:
