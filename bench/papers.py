@@ -168,6 +168,7 @@ def job(story: Scenario, *, steps: int = 0) -> Job:
     found_s, last = sizes[-1]
     batch = story.settings.batch
     per_step = batch.size or min(batch.per_worker * last, batch.limit)
+    assert result.samples < story.samples + per_step, "the job ends before these steps do"
     rest_s = max(0, story.samples - result.samples) / per_step * float(result.step_s[-1])
     total_s = result.time_s + rest_s
     stays: Counter[int] = Counter()
@@ -191,11 +192,11 @@ def search(name: str, paper: Published) -> str:
         pool = (replace(spare, count=more),) if more else ()
         story = replace(story, workers=(replace(there, count=size),), pool=pool)
         fixed = replace(story, settings=replace(story.settings, scaling=ScalingSettings()))
-        kept, scaled = job(fixed, steps=20), job(story, steps=1000)
+        kept, scaled = job(fixed, steps=20), job(story, steps=700)
         # With a checkpoint and restart all stop at once, and starting up is part of it.
         stopped = tuple(replace(group, startup_s=0.0) for group in pool)
         restarted = replace(story, pool=stopped, regroup_s=paper.restart_s)
-        slow = job(restarted, steps=1000)
+        slow = job(restarted, steps=700)
         change = (
             paper.scaled_s[size] / paper.static_s[size] - 1,
             scaled.total_s / kept.total_s - 1,

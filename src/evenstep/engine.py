@@ -59,7 +59,7 @@ class Engine:
         return msgspec.structs.replace(event, forecasts=forecasts)
 
     def _column(self, fleet: Fleet) -> FloatArray:
-        return np.array([self._outlook.get(w, (1.0, 1.0)) for w in fleet.ids])
+        return np.array([self._outlook.get(w, (math.nan, math.nan)) for w in fleet.ids])
 
 
 def assemble(settings: Settings) -> Cluster:

@@ -24,6 +24,9 @@ IntArray = NDArray[np.int64]
 MOST_SAMPLES = 2**53
 """More than any batch: up to here a float counts samples exactly."""
 
+SHORTEST_S, LONGEST_S = 1e-9, 1e9
+"""A step is taken to last no shorter and no longer."""
+
 
 def listed(workers: Sequence[WorkerId]) -> str:
     """A few names, or how many."""
@@ -276,6 +279,9 @@ class Outcome:
         compute_s = np.array([r.compute_s for r in event.reports] + [np.nan])[at]
         told = event.forecasts or (None,) * len(event.reports)
         forecast = np.array([np.nan if f is None else f for f in (*told, None)])[at]
+        # Between a nanosecond and thirty years a ratio of times can be squared and summed safely.
+        compute_s = np.clip(compute_s, SHORTEST_S, LONGEST_S)
+        forecast = np.clip(np.where(forecast > 0, forecast, np.nan), SHORTEST_S, 1 / SHORTEST_S**2)
         return cls(
             step=event.step,
             samples=samples,

@@ -86,3 +86,10 @@ def line(
         fixed_s=np.array(fixed_ms) * ms,
         per_sample_s=np.array(per_sample_ms) * ms,
     )
+
+
+def best_of_all_s(curves: FlatLinear, batch: int) -> float:
+    """The least step time in which everyone has a sample."""
+    num = len(curves.fixed_s)
+    shares = split(curves, batch, np.ones(num, dtype=np.int64), np.full(num, batch))
+    return float(curves.seconds(shares).max())

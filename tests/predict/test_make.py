@@ -91,8 +91,10 @@ def test_columns_that_do_not_fit_the_roster_are_refused(name: str) -> None:
     assert np.isnan(forecaster.forecast(np.ones((2, 2)))).all()
 
 
-def test_a_state_of_other_settings_is_refused_and_changes_nothing() -> None:
-    small, large = Lstm(width=2), Lstm(width=3)
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_state_of_other_settings_is_refused_and_changes_nothing(gated: bool) -> None:
+    small: Lstm | Gate = Gate(inner=Lstm(width=2)) if gated else Lstm(width=2)
+    large: Lstm | Gate = Gate(inner=Lstm(width=3)) if gated else Lstm(width=3)
     small.seat(["a"])
     large.seat(["b"])
     with pytest.raises(InvalidInputError, match="load it with the settings it was saved with"):

@@ -96,39 +96,57 @@ def blank(noise: float) -> Points:
 
 
 def reseat(points: Points, fleet: Fleet, noise: float) -> Points:
-    """The points of another fleet: those who stay keep theirs, new workers have none."""
+    """The points of another fleet: those who stay keep theirs, others take up those of their kind.
+
+    What is taken up weighs less than what is measured. A kind that is new, or was seen at one share
+    only, has nothing to pass on.
+    """
     rows = follow(points.ids, fleet.ids)
     new = {"noise": noise**2, "spread": noise}
     columns = [f.name for f in fields(Points) if f.name != "ids"]
     kept = {name: carry(getattr(points, name), rows, new.get(name, 0.0)) for name in columns}
-    return Points(ids=fleet.ids, **kept)
+    points = Points(ids=fleet.ids, **kept)
+    donors = _middle_of_kinds(points, fleet, (points.weight > 0).sum(axis=1) > 1)
+    known = points.known
+    row = [i if known[i] else donors.get(kind, i) for i, kind in enumerate(fleet.kinds)]
+    fade = np.where(known, 1.0, FADE_CHANGED)[:, None]
+    return replace(
+        points,
+        share=points.share[row],
+        seconds=points.seconds[row],
+        weight=points.weight[row] * fade,
+    )
 
 
 def lend(points: Points, fleet: Fleet, batch: int) -> Points:
-    """The points, with what is expected of workers that were never measured.
+    """The points, with a guess for workers that have none: at an equal share, by what is known.
 
-    A worker of a known kind gets the points of the middle one of its kind; any other one point, at
-    an equal share, from its warm-up or its label.
+    That is the speed of its kind, its own warm-up, or its label.
     """
     if points.known.all():
         return points
-    row, heaviest = np.arange(len(fleet)), points.weight.argmax(axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        measured = points.share[row, heaviest] / points.seconds[row, heaviest]
-    speed = expected_speed(fleet, np.where(points.known, measured, np.nan))
+    measured = np.where(points.known, _speed(points), np.nan)
+    speed = expected_speed(fleet, measured)
     share, seconds, weight = points.share.copy(), points.seconds.copy(), points.weight.copy()
-    alike: dict[str, list[int]] = {}
-    for i in np.flatnonzero(points.known)[np.argsort(measured[points.known], kind="stable")]:
-        alike.setdefault(fleet.kinds[i], []).append(int(i))
-    for i in np.flatnonzero(~points.known):
-        peers = alike.get(fleet.kinds[i])
-        if peers:
-            peer = peers[len(peers) // 2]
-            share[i], seconds[i], weight[i] = share[peer], seconds[peer], weight[peer]
-        else:
-            share[i, 0], weight[i, 0] = batch / len(fleet), 1.0
-            seconds[i, 0] = share[i, 0] / speed[i]
+    blank = ~points.known
+    share[blank, 0], weight[blank, 0] = batch / len(fleet), 1.0
+    seconds[blank, 0] = share[blank, 0] / speed[blank]
     return replace(points, share=share, seconds=seconds, weight=weight)
+
+
+def _speed(points: Points) -> FloatArray:
+    """Samples per second at each worker's best known share; meaningless where there is none."""
+    at = np.arange(len(points.ids)), points.weight.argmax(axis=1)
+    return np.asarray(points.share[at] / np.where(points.seconds[at] > 0, points.seconds[at], 1.0))
+
+
+def _middle_of_kinds(points: Points, fleet: Fleet, usable: NDArray[np.bool_]) -> dict[str, int]:
+    """For each kind the row of its worker of middle speed, among those usable."""
+    alike: dict[str, list[int]] = {}
+    for i in np.argsort(_speed(points), kind="stable").tolist():
+        if usable[i]:
+            alike.setdefault(fleet.kinds[i], []).append(i)
+    return {kind: rows[len(rows) // 2] for kind, rows in alike.items()}
 
 
 def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
@@ -142,8 +160,11 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
     near = old & (away < NEAR)
 
     sigma = np.sqrt(points.noise)
-    changed = old & (np.abs(error) > away + SURE * sigma)
-    calm = near & ~changed
+    surprise = old & (np.abs(error) > away + SURE * sigma)
+    # The first step at a new share may pay for the change: of two times there the shorter counts.
+    again = near & surprise & (error < 0) & (points.weight[np.arange(len(slot)), slot] <= 1.0)
+    changed = surprise & ~again
+    calm = near & ~surprise
     steady = np.where(changed, 0.0, points.steady) + seen
     rate = np.maximum(1.0 / (points.steady + 2.0), 0.05)
     noise = points.noise + np.where(calm, rate * (error**2 - points.noise), 0.0)
@@ -165,7 +186,8 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
         unseen=np.where(seen, 0.0, points.unseen + 1.0),
         jump=np.where(changed, error, np.where(seen, 0.0, points.jump)),
     )
-    return _put(after, seen, near, slot, share, took_s)
+    slot = np.where(near, slot, after.weight.argmin(axis=1))
+    return _put(after, seen & ~(near & ~again), near & ~again, slot, share, took_s)
 
 
 def _nearest(points: Points, share: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -179,20 +201,20 @@ def _nearest(points: Points, share: FloatArray) -> tuple[IntArray, FloatArray]:
 
 def _put(
     points: Points,
-    seen: NDArray[np.bool_],
-    near: NDArray[np.bool_],
+    new: NDArray[np.bool_],
+    more: NDArray[np.bool_],
     slot: IntArray,
     share: FloatArray,
     took_s: FloatArray,
 ) -> Points:
-    """A measured point into its slot: averaged where it is near, else in place of the lightest."""
+    """A measured point into its slot: in place of what is there, or averaged with it."""
     shares, seconds, weight = points.share.copy(), points.seconds.copy(), points.weight.copy()
-    new, same = np.flatnonzero(seen & ~near), np.flatnonzero(near)
-    lightest = weight[new].argmin(axis=1)
-    shares[new, lightest], seconds[new, lightest] = share[new], took_s[new]
-    weight[new, lightest] = 1.0
-    at = same, slot[same]
+    i = np.flatnonzero(new)
+    at = i, slot[i]
+    shares[at], seconds[at], weight[at] = share[i], took_s[i], 1.0
+    i = np.flatnonzero(more)
+    at = i, slot[i]
     weight[at] += 1.0
-    shares[at] += (share[same] - shares[at]) / weight[at]
-    seconds[at] += (took_s[same] - seconds[at]) / weight[at]
+    shares[at] += (share[i] - shares[at]) / weight[at]
+    seconds[at] += (took_s[i] - seconds[at]) / weight[at]
     return replace(points, share=shares, seconds=seconds, weight=weight)

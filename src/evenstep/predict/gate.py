@@ -70,8 +70,8 @@ class Gate(Rows):
         return super().state_dict() | parts
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state["inner"])  # the one part that settings can make unfit
         super().load_state_dict(state)
-        self.inner.load_state_dict(state["inner"])
         self._last.load_state_dict(state["last"])
 
 

@@ -26,7 +26,7 @@ class Lstm(Net):
 
     strength: ClassVar[float] = 0.3  # what gates let through is small
 
-    width: int = 4
+    width: int = 3
 
     def _first_weights(self, rng: np.random.Generator) -> FloatArray:
         first = super()._first_weights(rng)

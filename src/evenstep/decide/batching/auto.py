@@ -14,7 +14,7 @@ from evenstep.decide.seat import rated_speed
 from evenstep.decide.split import check_bounds, in_proportion, split, water_fill
 from evenstep.errors import ConfigError
 from evenstep.ports import Move
-from evenstep.types import Fleet, FloatArray, IntArray, Outcome, listed
+from evenstep.types import SHORTEST_S, Fleet, FloatArray, IntArray, Outcome, listed
 
 SURE = 3.0
 """Standard deviations of noise beyond which a forecast is believed to tell of a change."""
@@ -81,7 +81,7 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         best = split(coming, batch, least, upper)
         # Who has a sample only to be seen is not what the others are measured by.
         counts = (best > least) | (least == fleet.lower)
-        best_s = float(coming.seconds(best).max(where=counts, initial=0.0))
+        best_s = float(coming.seconds(best).max(where=counts, initial=SHORTEST_S))
         due = self._due(coming, points, fleet, best, best_s)
         if due.any() and int((least + due).sum()) <= batch:
             best = split(coming, batch, least + due, upper)

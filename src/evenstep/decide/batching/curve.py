@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import msgspec
 import numpy as np
 
-from evenstep.decide.batching.profile import Profile
-from evenstep.decide.batching.rules import hold, measured_s, require, working_bounds
-from evenstep.decide.seat import expected_speed, follow
+from evenstep.decide.batching.rules import hold, require, working_bounds
+from evenstep.decide.curves import FlatLinear
+from evenstep.decide.points import Points, blank, learn, lend, reseat
+from evenstep.decide.seat import carry, follow
 from evenstep.decide.split import in_proportion, split
 from evenstep.ports import Move
-from evenstep.types import Fleet, IntArray, Outcome, WorkerId
+from evenstep.types import Fleet, IntArray, Outcome
+
+NOISE = 0.03
+"""Relative deviation of a step that is expected before any was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Memory:
-    """Profile of every worker, and how far the profiling of each has come."""
+    """The points of every worker, the curves through them, and how far its profiling has come."""
 
-    ids: tuple[WorkerId, ...]
-    profile: Profile
+    points: Points
+    curves: FlatLinear
     base: IntArray  # the shares around which sizes are tried
     visits: IntArray  # profiling steps planned so far
-    rest: int = 0  # steps until the curves are looked at again
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,13 +37,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bound of the paper is the upper bound of the share.
     """
 
-    uses_forecasts: ClassVar[bool] = False
-
     sizes: tuple[float, ...] = (0.5, 1.0, 1.5)  # of the first share, tried in turn
     steps_per_size: int = 2  # the first step at a new size is often slow
-    every: int = 4  # steps between two looks at the curves, while they ask for no change
     min_gain: float = 0.005  # part of a step's time that a new plan must be expected to save
-    misfit: float = 0.2  # part by which a time may be off at a share before it counts as one
 
     def __post_init__(self) -> None:
         require(
@@ -54,28 +52,21 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "steps_per_size",
             f"must be 1 or more, got {self.steps_per_size}",
         )
-        require(self.every >= 1, "every", f"must be 1 or more, got {self.every}")
         require(0 <= self.min_gain < 1, "min_gain", f"must lie in [0, 1), got {self.min_gain}")
-        require(0 < self.misfit < 10, "misfit", f"must lie in (0, 10), got {self.misfit}")
 
     def seat(self, memory: Memory | None, fleet: Fleet, batch: int) -> tuple[Memory, Move]:
         """By the curves known; workers of a kind not seen before start to be profiled."""
         lower, upper = working_bounds(fleet, batch)
-        profile, visits = Profile.none(len(fleet)), np.zeros(len(fleet), dtype=np.int64)
+        before = memory.points if memory else blank(NOISE)
+        points = reseat(before, fleet, NOISE)
+        curves = lend(points, fleet, batch).curves(0.0)
+        visits = np.where(points.known, self._profile_steps, 0)
         if memory is not None:
-            rows = follow(memory.ids, fleet.ids)
-            profile = memory.profile.follow(rows)
-            visits = np.where(rows < 0, 0, memory.visits[rows])
-            # Half a profile is none to lend.
-            profile = profile.lent_by_kind(fleet, visits >= self._profile_steps)
-            visits = np.where((rows < 0) & profile.known, self._profile_steps, visits)
-        if profile.known.any():
-            base = split(profile.curves(fleet), batch, lower, upper)
-        else:
-            speed = expected_speed(fleet, np.full(len(fleet), np.nan))
-            base = in_proportion(speed, batch, lower, upper)
-        memory = Memory(ids=fleet.ids, profile=profile, base=base, visits=visits)
-        if (visits < self._profile_steps).any():
+            rows = follow(before.ids, fleet.ids)
+            visits = np.where(rows < 0, visits, carry(memory.visits.astype(float), rows, 0.0))
+        base = split(curves, batch, lower, upper)
+        memory = Memory(points=points, curves=curves, base=base, visits=visits.astype(np.int64))
+        if (memory.visits < self._profile_steps).any():
             return self._profile(memory, fleet, batch)
         return memory, (base, f"by the curves of {len(fleet)} workers")
 
@@ -83,21 +74,18 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         self, memory: Memory, fleet: Fleet, batch: int, shares: IntArray, outcome: Outcome
     ) -> tuple[Memory, Move | None]:
         """The next size of the profile; after it the min-max optimum, where it gains enough."""
-        profile = memory.profile.with_step(outcome.samples, measured_s(outcome), self.misfit)
-        memory = replace(memory, profile=profile)
+        points = learn(memory.points, memory.curves, outcome)
+        curves = lend(points, fleet, batch).curves(0.0)
+        memory = replace(memory, points=points, curves=curves)
         if (memory.visits < self._profile_steps).any():
             memory, move = self._profile(memory, fleet, batch)
             return memory, None if (move[0] == shares).all() else move
         lower, upper = working_bounds(fleet, batch)
-        held = hold(shares, batch, lower, upper)
-        if held and memory.rest > 0:
-            return replace(memory, rest=memory.rest - 1), None
-        curves = profile.curves(fleet)
         wanted = split(curves, batch, lower, upper)
         now_s, then_s = curves.seconds(shares), float(curves.seconds(wanted).max())
         i = int(now_s.argmax())
-        if held and then_s >= now_s[i] * (1.0 - self.min_gain):
-            return replace(memory, rest=self.every - 1), None
+        if hold(shares, batch, lower, upper) and then_s >= now_s[i] * (1.0 - self.min_gain):
+            return memory, None
         why = f"{now_s[i] * 1e3:.4g} -> {then_s * 1e3:.4g} ms by the curves"
         return memory, (wanted, f"{fleet.ids[i]} is the last: {shares[i]} -> {wanted[i]}, {why}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -34,8 +33,6 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     first. After a change of membership the same figures serve as proportions, a worker that was
     not foreseen counting as much as its kind, or else as the mean.
     """
-
-    uses_forecasts: ClassVar[bool] = False
 
     shares: tuple[int, ...] | dict[str, int] | str  # text: a list, `2,2,2,15`
 

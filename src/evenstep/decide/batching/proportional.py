@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -54,8 +53,6 @@ class Proportional(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     needs (it does not conserve the sum) are one operation: what a bound cuts off goes to the
     others in proportion to their candidates.
     """
-
-    uses_forecasts: ClassVar[bool] = False
 
     start: str = "static"  # or uniform
     smoothing: float = 0.3  # weight of the newest time; the paper gives no figure

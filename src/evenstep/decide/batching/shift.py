@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -45,8 +44,6 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     and shares stay. A gap between slowest and fastest that grows by more than `resume` of the step
     starts all anew. The paper tells the rule but no figures; those below are our choice.
     """
-
-    uses_forecasts: ClassVar[bool] = False
 
     start: str = "uniform"  # or static
     window: int = 5  # steps watched before a move, at first

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import msgspec
 import numpy as np
 
@@ -16,8 +14,6 @@ from evenstep.types import Fleet, IntArray, Outcome
 
 class Static(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """In proportion to FLOPS where all are known, else to cores. It remembers nothing."""
-
-    uses_forecasts: ClassVar[bool] = False
 
     def seat(self, memory: None, fleet: Fleet, batch: int) -> tuple[None, Move]:
         """Shares by the labels alone."""

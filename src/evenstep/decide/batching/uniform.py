@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import msgspec
 
 from evenstep.decide.split import check_bounds, water_fill
@@ -13,8 +11,6 @@ from evenstep.types import Fleet, IntArray, Outcome
 
 class Uniform(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everyone the same, as far as integers and bounds allow. It remembers nothing."""
-
-    uses_forecasts: ClassVar[bool] = False
 
     def seat(self, memory: None, fleet: Fleet, batch: int) -> tuple[None, Move]:
         """Equal shares."""

@@ -1,0 +1,108 @@
+"""What is remembered of step times: noise, change, drift and first steps told apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evenstep.decide.points import SLOTS, Points, blank, learn, lend, reseat
+from evenstep.types import Fleet, Outcome, Worker
+
+FLEET = Fleet.of([Worker(id="w")], batch=100)
+
+
+def learned(*times: tuple[int, float], points: Points | None = None) -> Points:
+    """The points of one worker after these (share, seconds)."""
+    points = points or reseat(blank(0.03), FLEET, 0.03)
+    for step, (share, seconds) in enumerate(times):
+        outcome = Outcome(
+            step=step,
+            samples=np.array([share]),
+            compute_s=np.array([seconds if share else np.nan]),
+            forecast_samples_per_s=np.array([np.nan]),
+        )
+        points = learn(points, lend(points, FLEET, 100).curves(0.1), outcome)
+    return points
+
+
+def seconds_at(points: Points, share: int) -> float:
+    near = np.abs(points.share[0] - share) < 0.5
+    return float(points.seconds[0][near & (points.weight[0] > 0)][0])
+
+
+def test_times_at_one_share_are_averaged() -> None:
+    points = learned((8, 1.0), *[(8, 1.04), (8, 0.96)] * 30)
+    assert seconds_at(points, 8) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_new_share_is_a_new_point_and_the_old_ones_stay() -> None:
+    points = learned((8, 1.0), (8, 1.0), (16, 1.5))
+    assert seconds_at(points, 8) == pytest.approx(1.0)
+    assert seconds_at(points, 16) == pytest.approx(1.5)
+
+
+def test_a_change_at_a_known_share_rescales_every_point() -> None:
+    points = learned((4, 1.0), *[(8, 2.0)] * 4, (8, 6.0))
+    assert seconds_at(points, 8) == pytest.approx(6.0, rel=1e-3)
+    assert seconds_at(points, 4) == pytest.approx(3.0, rel=1e-3)
+    assert points.jump[0] == pytest.approx(np.log(3), rel=1e-3)
+
+
+def test_a_change_beyond_what_a_new_share_could_explain_is_one_too() -> None:
+    points = learned(*[(8, 1.0)] * 4, (10, 9.0))
+    assert points.jump[0] > 1
+
+
+def test_the_first_step_at_a_share_may_have_paid_for_the_change() -> None:
+    points = learned(*[(8, 1.0)] * 4, (16, 1.7), (16, 1.2))
+    assert seconds_at(points, 16) == pytest.approx(1.2)
+    assert seconds_at(points, 8) == pytest.approx(1.0)
+    assert points.jump[0] == 0
+
+
+def test_drift_is_followed_and_noise_is_not() -> None:
+    drift = [(8, 1.0 + 0.01 * i) for i in range(60)]
+    assert seconds_at(learned(*drift), 8) == pytest.approx(1.59, rel=0.03)
+    rng = np.random.default_rng(0)
+    noise = [(8, float(np.exp(rng.normal(0, 0.05)))) for _ in range(200)]
+    assert seconds_at(learned(*noise), 8) == pytest.approx(1.0, abs=0.025)
+
+
+def test_the_noise_is_measured() -> None:
+    rng = np.random.default_rng(0)
+    points = learned(*[(8, float(np.exp(rng.normal(0, 0.1)))) for _ in range(300)])
+    assert np.sqrt(points.noise[0]) == pytest.approx(0.1, rel=0.3)
+
+
+def test_a_full_row_gives_up_what_counts_least() -> None:
+    points = learned(*[(10 * i, 1.0 * i) for i in range(1, SLOTS + 1)], *[(80, 8.0)] * 3, (200, 20))
+    assert 200 in points.share[0]
+    assert 10 not in points.share[0]
+    assert (points.weight[0] > 0).all()
+
+
+def test_a_knee_that_noise_explains_is_not_seen() -> None:
+    bumpy_line = [(5, 25.4), (18, 38.0), (32, 52.0), (43, 63.0)]
+    assert learned(*bumpy_line).curves(0.0).floor_s[0] == 0
+
+
+def test_silence_teaches_nothing_but_that_time_passes() -> None:
+    points = learned((0, 0.0), (0, 0.0))
+    assert not points.known[0]
+    assert points.unseen[0] == 2
+
+
+def test_a_newcomer_takes_up_the_points_of_its_kind_and_a_stranger_none() -> None:
+    points = learned((8, 1.0), (16, 1.5))
+    wider = Fleet.of([Worker(id="a"), Worker(id="b", kind="odd"), Worker(id="w")], batch=100)
+    moved = reseat(points, wider, 0.03)
+    assert moved.known.tolist() == [True, False, True]
+    assert moved.seconds[0].tolist() == moved.seconds[2].tolist() == points.seconds[0].tolist()
+    assert (moved.weight[0] <= moved.weight[2]).all()
+    guess = lend(moved, wider, 90).curves(0.1)
+    assert guess.seconds(np.full(3, 30))[1] > 0
+
+
+def test_one_point_is_no_curve_to_take_up() -> None:
+    wider = Fleet.of([Worker(id="a"), Worker(id="w")], batch=100)
+    assert reseat(learned((8, 1.0)), wider, 0.03).known.tolist() == [False, True]
