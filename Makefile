@@ -20,7 +20,7 @@ lint: .venv/ready
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n auto
 
 # Rewrites the tables in docs/ from the simulator.
 tables: .venv/ready
