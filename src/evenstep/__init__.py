@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evenstep.balancer import Balancer
     from evenstep.errors import EvenstepError
+    from evenstep.train.session import Session, join
 
 __version__ = "0.1.0.dev0"
 
 _HOME = {
     "Balancer": "evenstep.balancer",
     "EvenstepError": "evenstep.errors",
+    "Session": "evenstep.train.session",
+    "join": "evenstep.train.session",
 }
 
-__all__ = ["Balancer", "EvenstepError"]
+__all__ = ["Balancer", "EvenstepError", "Session", "join"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,1 @@
+"""What starts and stops workers, and how a worker finds out where it is."""

@@ -1,0 +1,74 @@
+"""The brain in a thread of the leader: reports go in, the newest plan comes out, nobody waits."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+
+from evenstep.engine import Engine
+from evenstep.train.pulse import Order, Report
+from evenstep.types import Joined, Pause, Plan, StepDone, StepReport, Worker
+
+
+class Agent:
+    """Runs an engine beside training. Its answer is picked up whenever it is there."""
+
+    def __init__(self, engine: Engine, workers: Sequence[Worker]) -> None:
+        self._engine = engine
+        self._ids = [w.id for w in workers]
+        self._inbox: queue.SimpleQueue[tuple[float, StepDone] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._newest: Plan | None = None
+        self.failure: BaseException | None = None
+        self.paused = ""  # why there is no plan
+        self._handle(0.0, Joined(workers=tuple(workers)))
+        self._thread = threading.Thread(target=self._run, name="evenstep-agent", daemon=True)
+        self._thread.start()
+
+    def report(self, at_s: float, step: int, seconds: float, reports: Sequence[Report]) -> None:
+        """Hand over what a step measured, by rank."""
+        rows = (
+            StepReport(
+                worker=worker,
+                samples=r.samples,
+                compute_s=r.compute_s,
+                wait_s=r.wait_s,
+                free_cpu=r.free_cpu,
+                free_memory=r.free_memory,
+            )
+            for worker, r in zip(self._ids, reports, strict=True)
+        )
+        generation = self._engine.cluster.generation
+        done = StepDone(step=step, generation=generation, seconds=seconds, reports=tuple(rows))
+        self._inbox.put((at_s, done))
+
+    def take(self, from_step: int) -> Order | None:
+        """The newest plan, once, to be valid from a step on."""
+        with self._lock:
+            plan, self._newest = self._newest, None
+        if plan is None:
+            return None
+        return Order(from_step=from_step, shares=tuple(plan.shares[w] for w in self._ids))
+
+    def close(self) -> None:
+        """Decide on what has been reported, then end."""
+        self._inbox.put(None)
+        self._thread.join()
+        if self._engine.journal is not None:
+            self._engine.journal.close()
+
+    def _run(self) -> None:
+        try:
+            while (item := self._inbox.get()) is not None:
+                self._handle(*item)
+        except BaseException as e:  # training goes on with the last plan; the session tells of it
+            self.failure = e
+
+    def _handle(self, at_s: float, event: Joined | StepDone) -> None:
+        for action in self._engine.handle(at_s, event):
+            if isinstance(action, Plan):
+                with self._lock:
+                    self._newest = action
+            elif isinstance(action, Pause):
+                self.paused = action.reason

@@ -1,0 +1,338 @@
+"""The session: what a training process holds while it is part of a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import time
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch.utils.data import DataLoader, Subset
+
+from evenstep.config import Settings
+from evenstep.engine import Engine
+from evenstep.errors import ConfigError, EvenstepError
+from evenstep.journal import Journal
+from evenstep.launch.environment import Place, find
+from evenstep.strict import build
+from evenstep.train.agent import Agent
+from evenstep.train.group import Group
+from evenstep.train.loader import Loader, Weight, check_dataset
+from evenstep.train.meeting import Meeting, check_models
+from evenstep.train.meter import Meter, Outlook
+from evenstep.train.order import cut
+from evenstep.train.pulse import Order, Report, fill, read
+from evenstep.train.reduce import Reducer
+from evenstep.types import Worker
+
+log = logging.getLogger("evenstep")
+
+TIMEOUT_S = 600.0
+FORGOTTEN = 200  # batches without any optimizer step, after which the script is surely wrong
+
+
+def join(
+    *,
+    policy: str | dict[str, Any] = "auto",
+    cap: int | None = None,
+    min_share: int = 1,
+    seed: int = 0,
+    journal: Path | None = None,
+    **settings: Any,
+) -> Session:
+    """Take part in a run: alone, or as a rank under torchrun, found from the environment.
+
+    `policy` and further `settings` are those of the config tree and count on the leader; `cap` is
+    the largest share that fits this worker's memory.
+    """
+    place = find(os.environ)
+    plain = {"policy": policy, **settings}
+    return Session(place, plain, cap=cap, min_share=min_share, seed=seed, journal=journal)
+
+
+class Session:
+    """A worker's part in a run. Use it as a context: `with evenstep.join() as session`."""
+
+    def __init__(
+        self,
+        place: Place,
+        settings: dict[str, Any],
+        *,
+        cap: int | None,
+        min_share: int,
+        seed: int,
+        journal: Path | None,
+    ) -> None:
+        self.rank, self.world = place.rank, place.world
+        self._settings, self._cap, self._min_share = settings, cap, min_share
+        self._seed, self._journal = seed, journal
+        self._hosts_store = place.hosts_store
+        store = HashStore() if place.world == 1 else _dial(place)
+        self._meeting = Meeting(store, place.rank, place.world, TIMEOUT_S)
+        self._group = Group(
+            store,
+            1,
+            place.rank,
+            place.world,
+            device=torch.device("cpu"),
+            timeout_s=TIMEOUT_S,
+            check=self._meeting.check_failure,
+        )
+        self._outlook = Outlook()
+        self._reducer: Reducer | None = None
+        self._meter = Meter(torch.device("cpu"))
+        self._agent: Agent | None = None
+        self._loader: Loader | None = None
+        self._plans: list[Order] = []
+        self._next_step = 0
+        self._began_s = self._started_s = time.monotonic()
+        self._report: tuple[int, float, float] = (0, 0.0, 1.0)  # samples, weight, total
+        self._pulse: torch.Tensor | None = None
+        self._pulse_work: Any = None
+        self._reports: list[Report] = []
+        self._batches_since_step = 0
+        self._registered: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._meeting.fail(error)
+        self.close()
+
+    def close(self) -> None:
+        """End this worker's part. The model stays as it is."""
+        self._outlook.close()
+        if self._agent is not None:
+            self._agent.close()
+        if self._reducer is not None:
+            self._reducer.close()
+        self._meeting.part(host=self._hosts_store)
+        self._group.abandon()
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0: the one to print and save."""
+        return self.rank == 0
+
+    @property
+    def step(self) -> int:
+        """Steps taken by the whole cluster."""
+        return self._next_step
+
+    @property
+    def counted(self) -> int:
+        """Samples of the batch at hand that count: 0 where it is only a stand-in."""
+        return self._report[0]
+
+    def prepare(self, model: torch.nn.Module, *others: Any) -> Any:
+        """The model and what goes with it, ready for training on all workers.
+
+        Parameters and buffers become the leader's. Gradients are the share-weighted mean over all
+        workers when `backward` returns. Objects come back as they were given.
+        """
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise ConfigError("model", "is wrapped in DDP already; give the plain module")
+        params = [p for p in model.parameters() if p.requires_grad]
+        if not params:
+            raise ConfigError("model", "has no trainable parameters: there is nothing to train")
+        check_models(self._meeting, model)
+        for tensor in (*model.parameters(), *model.buffers()):
+            self._group.broadcast(tensor.data)
+        self._meter = Meter(params[0].device)
+        self._reducer = Reducer(
+            params, self._group, on_ready=self._send_pulse, on_reduced=self._take_pulse
+        )
+        for other in others:
+            if isinstance(other, torch.optim.Optimizer):
+                other.register_step_post_hook(self._on_optimizer_step)
+        return (model, *others) if others else model
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        batch: int,
+        weight: Weight | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> Loader:
+        """Batches of this worker's share of the global batch; each sample once an epoch.
+
+        `weight` gives what a batch's mean loss counts for, where that is not its samples: the
+        number of tokens or pixels, say. Further options are those of `DataLoader`.
+        """
+        if self._loader is not None:
+            raise ConfigError("loader", "a session has one; use session.evaluation for others")
+        loader = Loader(
+            self,
+            dataset,
+            batch=batch,
+            weight=weight,
+            seed=self._seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            **options,
+        )
+        self._agree(loader)
+        self._loader = loader
+        return loader
+
+    def epochs(self, num: int) -> Iterator[int]:
+        """Epoch numbers from where the run stands."""
+        if self._loader is None:
+            raise ConfigError("epochs", "call session.loader(...) first")
+        steps = len(self._loader)
+        yield from range(self._next_step // steps, num)
+
+    def register(self, name: str, thing: Any) -> None:
+        """Keep an object with `state_dict` along with the run."""
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise ConfigError(name, "has no state_dict and load_state_dict")
+        self._registered[name] = thing
+
+    def sum(self, value: torch.Tensor | float) -> torch.Tensor:
+        """The sum of a value over all workers. All must ask at the same point."""
+        tensor = torch.as_tensor(value).detach()
+        summed = tensor.to("cpu", copy=True)
+        return self._group.sum(summed).to(tensor.device)
+
+    def evaluation(self, dataset: Any, *, batch_size: int, **options: Any) -> DataLoader[Any]:
+        """A loader over this worker's part of a dataset: over all workers each sample once.
+
+        Parts follow the shares, so that all finish together. Add up counts with `session.sum`.
+        """
+        check_dataset(dataset, 1, options)
+        last = self._plans[-1].shares if self._plans else (1,) * self.world
+        low, high = cut(len(dataset), last)[self.rank]
+        return DataLoader(Subset(dataset, range(low, high)), batch_size=batch_size, **options)
+
+    # What the loader and the reducer call, in the order in which a step meets them.
+
+    def shares_at(self, step: int) -> tuple[int, ...]:
+        """The shares by rank that are valid at a step."""
+        at = bisect_right(self._plans, step, key=lambda plan: plan.from_step)
+        return self._plans[at - 1].shares
+
+    def cursor(self, steps_per_epoch: int) -> tuple[int, int]:
+        """The epoch and the step in it that come next."""
+        return divmod(self._next_step, steps_per_epoch)
+
+    def begin_step(self, step: int, *, samples: int, weight: float, total: int) -> None:
+        """A batch is in hand."""
+        if self._reducer is None:
+            raise ConfigError("loader", "call session.prepare(model, ...) before the first batch")
+        self._report = (samples, weight, float(total))
+        self._reducer.weight = weight / total
+        self._reports = []
+        self._began_s = time.monotonic()
+        self._meter.begin()
+
+    def _send_pulse(self, used: list[bool]) -> None:
+        self._meter.ready()
+        order = None
+        if self._agent is not None:
+            depth = self._loader.prefetched if self._loader else 0
+            order = self._agent.take(self._next_step + 1 + depth)
+        samples, weight, _ = self._report
+        report = Report(
+            samples=samples,
+            compute_s=self._meter.compute_s(),
+            wait_s=self._meter.wait_s,
+            free_cpu=self._outlook.free_cpu,
+            free_memory=self._outlook.free_memory,
+            weight=weight,
+        )
+        self._pulse = fill(self.world, self.rank, report, order, used)
+        self._pulse_work = self._group.sum_async(self._pulse)
+
+    def _take_pulse(self) -> tuple[float, list[bool]]:
+        """All reports and the leader's plan; what makes the weights add up to one; who is used."""
+        assert self._pulse is not None
+        self._group.wait(self._pulse_work)
+        self._meter.reduced()
+        self._reports, order, used = read(self._pulse, self.world)
+        if order is not None:
+            self._plans.append(order)
+        total = sum(r.weight for r in self._reports)
+        return self._report[2] / total if total > 0 else 0.0, used
+
+    def end_step(self, step: int) -> None:
+        """The loop asks for the next batch: the step is done."""
+        if not self._reports:
+            raise EvenstepError(
+                f"step {step} had no backward pass: every batch needs one on every rank"
+            )
+        self._next_step = step + 1
+        self._batches_since_step += 1
+        if self._batches_since_step > FORGOTTEN:
+            raise EvenstepError(
+                f"no optimizer given to session.prepare has taken a step in {FORGOTTEN} batches. "
+                "Pass the optimizer to prepare, and call optimizer.step()."
+            )
+        if self._agent is not None:
+            now_s = time.monotonic()
+            self._agent.report(now_s - self._started_s, step, now_s - self._began_s, self._reports)
+            if self._agent.failure is not None:
+                log.warning("the balancer has stopped, shares stay: %s", self._agent.failure)
+                self._agent.failure = None
+
+    def _on_optimizer_step(self, *_: Any) -> None:
+        self._batches_since_step = 0
+
+    def _agree(self, loader: Loader) -> None:
+        """The leader learns of all workers and says the first shares."""
+        facts = {
+            "batch": loader.order.batch,
+            "length": loader.order.length,
+            "prefetched": loader.prefetched,
+            "cores": float(len(os.sched_getaffinity(0))),
+            "kind": f"{platform.machine()}-{len(os.sched_getaffinity(0))}",
+            "cap": self._cap,
+        }
+        self._meeting.tell("facts", facts)
+        every = self._meeting.hear_all("facts")
+        for rank, other in enumerate(every):
+            for name in ("batch", "length", "prefetched"):
+                if other[name] != facts[name]:
+                    raise ConfigError(
+                        name, f"is {facts[name]} on rank {self.rank}, {other[name]} on rank {rank}"
+                    )
+        if self.is_leader:
+            batch = {"size": loader.order.batch, "min_share": self._min_share}
+            settings = build(
+                Settings,
+                {"batch": batch, "workers": {"min": self.world}, **self._settings},
+            )
+            engine = Engine(settings)
+            if self._journal is not None:
+                engine.journal = Journal.create(self._journal, settings)
+            width = len(str(self.world - 1))
+            workers = [
+                Worker(id=f"w{r:0{width}}", kind=f["kind"], cores=f["cores"], cap=f["cap"])
+                for r, f in enumerate(every)
+            ]
+            self._agent = Agent(engine, workers)
+            first = self._agent.take(0)
+            if first is None:
+                raise EvenstepError(self._agent.paused)
+            self._meeting.tell("first", list(first.shares))
+        self._plans = [Order(from_step=0, shares=tuple(self._meeting.hear("first", 0)))]
+
+
+def _dial(place: Place) -> Store:
+    return TCPStore(place.address, place.port, None, place.hosts_store, wait_for_workers=False)

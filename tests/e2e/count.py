@@ -1,0 +1,42 @@
+"""A training script under torchrun: writes which samples each rank counted, epoch by epoch."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import evenstep
+
+
+def main(out: Path, loader_workers: int) -> None:
+    """Three epochs on 203 samples; rank 1 is slow."""
+    x = torch.randn(203, 4)
+    data = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(203))
+    with evenstep.join() as session:
+        torch.manual_seed(session.rank)
+        net = nn.Linear(4, 1)
+        net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
+        loader = session.loader(data, batch=20, num_workers=loader_workers)
+        epochs, plans = [], []
+        for _ in session.epochs(3):
+            seen: list[int] = []
+            for xs, ys, index in loader:
+                optimizer.zero_grad()
+                time.sleep(len(xs) * (0.004 if session.rank == 1 else 0.001))  # the work itself
+                nn.functional.mse_loss(net(xs), ys).backward()
+                optimizer.step()
+                seen += index.tolist()[: session.counted]
+                plans.append(session.shares_at(session.step))
+            epochs.append(seen)
+        told = {"epochs": epochs, "plans": plans, "weight": net.weight.tolist()}
+        (out / f"{session.rank}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

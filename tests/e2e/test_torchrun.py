@@ -1,0 +1,42 @@
+"""Real processes under torchrun, as users start them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def torchrun(num: int, script: str, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={num}", str(HERE / script), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_each_sample_counts_once_an_epoch_while_plans_change(
+    tmp_path: Path, loader_workers: int
+) -> None:
+    done = torchrun(3, "count.py", str(tmp_path), str(loader_workers))
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(3)]
+    for epoch in range(3):
+        assert sorted(i for r in ranks for i in r["epochs"][epoch]) == list(range(203))
+    assert ranks[0]["weight"] == ranks[1]["weight"] == ranks[2]["weight"]
+    assert ranks[0]["plans"] == ranks[1]["plans"] == ranks[2]["plans"]
+    first, last = ranks[0]["plans"][0], ranks[0]["plans"][-1]
+    assert last != first
+    assert last[1] < min(last[0], last[2])
+
+
+def test_a_rank_that_raises_ends_all_and_its_traceback_is_what_all_show() -> None:
+    done = torchrun(5, "fails.py")
+    assert done.returncode != 0
+    assert "ZeroDivisionError: a bug in the user's loss" in done.stderr
+    first = done.stderr.index("ZeroDivisionError")
+    assert "PeerLostError" not in done.stderr[:first]

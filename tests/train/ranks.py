@@ -1,0 +1,32 @@
+"""Real Gloo ranks as threads of one process, each with a session of its own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from evenstep.launch.environment import Place
+from evenstep.train.session import Session
+
+T = TypeVar("T")
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def run_ranks(world: int, body: Callable[[Session], T], **settings: Any) -> list[T]:
+    """What `body` returns on each rank; the first real failure is raised."""
+    port = free_port()
+
+    def one(rank: int) -> T:
+        place = Place(rank=rank, world=world, port=port, hosts_store=rank == 0)
+        with Session(place, dict(settings), cap=None, min_share=0, seed=0, journal=None) as session:
+            return body(session)
+
+    with ThreadPoolExecutor(world) as pool:
+        return [f.result(timeout=60) for f in [pool.submit(one, r) for r in range(world)]]
