@@ -1,0 +1,186 @@
+"""Bad input in a training script: refused at once, on every rank, with the way out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+from evenstep.errors import ConfigError, EvenstepError
+from evenstep.launch.environment import find
+from evenstep.train.meeting import ModelsDifferError, PeerFailedError
+from evenstep.train.memory import NothingFitsError, largest_share
+from evenstep.train.session import Session
+from tests.train.ranks import run_ranks
+
+TEMPLATE = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+DATA = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+
+
+def net_and_sgd(session: Session) -> tuple[nn.Module, torch.optim.Optimizer]:
+    net = copy.deepcopy(TEMPLATE)
+    prepared: tuple[nn.Module, torch.optim.Optimizer] = session.prepare(
+        net, torch.optim.SGD(net.parameters(), lr=0.1)
+    )
+    return prepared
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return count()
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (lambda s: s.loader(DATA, batch=65), "65 is more than the 64 samples of the dataset"),
+        (lambda s: s.loader(DATA, batch=0), "batch: must be 1 or more, got 0"),
+        (lambda s: s.loader(Endless(), batch=8), "give a map-style dataset"),
+        (lambda s: s.loader(DATA, batch=8, sampler=None), "sampler: is evenstep's to choose"),
+        (lambda s: s.prepare(nn.ReLU()), "no trainable parameters"),
+        (lambda s: s.prepare(copy.deepcopy(TEMPLATE).requires_grad_(False)), "no trainable"),
+        (lambda s: next(s.epochs(1)), "call session.loader"),
+        (lambda s: next(iter(s.loader(DATA, batch=8))), "call session.prepare"),
+        (lambda s: s.register("x", object()), "x: has no state_dict"),
+        (lambda s: [s.loader(DATA, batch=8) for _ in "ab"], "use session.evaluation"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_way_out(
+    use: Callable[[Session], object], says: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_ranks(1, use)
+    assert says in str(caught.value)
+
+
+def test_a_batch_that_cannot_give_everyone_a_sample_is_refused_with_the_numbers() -> None:
+    def body(session: Session) -> None:
+        session._min_share = 3
+        session.loader(DATA, batch=8)
+
+    with pytest.raises(EvenstepError, match="a batch of 8 cannot give 3 workers their minimum, 9"):
+        run_ranks(3, body)
+
+
+def test_caps_that_cannot_hold_the_batch_are_refused_with_the_numbers() -> None:
+    def body(session: Session) -> None:
+        session._cap = 3
+        session.loader(DATA, batch=8)
+
+    with pytest.raises(EvenstepError, match="a batch of 8 does not fit 2 workers that hold 6"):
+        run_ranks(2, body)
+
+
+def test_models_that_differ_are_named_by_parameter_and_shapes() -> None:
+    def body(session: Session) -> None:
+        session.prepare(nn.Sequential(nn.Linear(4, 8 + session.rank), nn.Linear(8, 1)))
+
+    with pytest.raises((ModelsDifferError, PeerFailedError)) as caught:
+        run_ranks(2, body)
+    told = str(caught.value)
+    assert "0.weight (9, 4) torch.float32 where rank 0 has 0.weight (8, 4)" in told
+
+
+def test_ranks_that_disagree_on_the_batch_are_told_so() -> None:
+    def body(session: Session) -> None:
+        session.loader(DATA, batch=8 + session.rank)
+
+    with pytest.raises((ConfigError, PeerFailedError), match=r"batch: is \d on rank"):
+        run_ranks(2, body)
+
+
+def test_a_batch_without_a_backward_pass_is_an_error() -> None:
+    def body(session: Session) -> None:
+        net_and_sgd(session)
+        for _ in session.loader(DATA, batch=8):
+            pass
+
+    with pytest.raises(EvenstepError, match="step 0 had no backward pass"):
+        run_ranks(1, body)
+
+
+def test_a_script_that_never_steps_its_optimizer_is_told_so() -> None:
+    def body(session: Session) -> None:
+        net, _ = net_and_sgd(session)
+        loader = session.loader(DATA, batch=2)
+        for _ in session.epochs(9):
+            for x, y in loader:
+                nn.functional.mse_loss(net(x), y).backward()
+
+    with pytest.raises(EvenstepError, match=r"call optimizer.step\(\)"):
+        run_ranks(1, body)
+
+
+def test_a_rank_that_raises_ends_the_others_with_its_traceback() -> None:
+    def body(session: Session) -> str:
+        net, optimizer = net_and_sgd(session)
+        try:
+            for step, (x, y) in enumerate(session.loader(DATA, batch=10)):
+                if session.rank == 2 and step == 3:
+                    raise ZeroDivisionError("mine")
+                optimizer.zero_grad()
+                nn.functional.mse_loss(net(x), y).backward()
+                optimizer.step()
+        except PeerFailedError as e:
+            return str(e)
+        except ZeroDivisionError as e:
+            session._meeting.fail(e)
+            return "mine"
+        return "no error"
+
+    told = run_ranks(5, body)
+    assert told[2] == "mine"
+    for other in (told[0], told[1], told[3], told[4]):
+        assert other.startswith("rank 2 failed:")
+        assert "ZeroDivisionError: mine" in other
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 50))
+def test_the_largest_share_is_found_by_doubling(room: int, limit: int, start: int) -> None:
+    tried: list[int] = []
+
+    def step(samples: int) -> None:
+        tried.append(samples)
+        if samples > room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    if start > limit:
+        with pytest.raises(ValueError, match="need 1 <= start <= limit"):
+            largest_share(step, limit=limit, start=start)
+        return
+    assert largest_share(step, limit=limit, start=start) == min(room, limit)
+    assert len(tried) <= 20
+
+
+def test_where_nothing_fits_it_says_so() -> None:
+    def step(samples: int) -> None:
+        raise MemoryError
+
+    with pytest.raises(NothingFitsError):
+        largest_share(step, limit=64, start=8)
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "RANK: must"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR: is missing"),
+        ({"RANK": "0"}, "WORLD_SIZE: is missing"),
+        ({"RANK": "a", "WORLD_SIZE": "2"}, 'RANK: expected a number, got "a"'),
+    ],
+)
+def test_a_half_set_environment_is_refused(environment: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find(environment)
+    assert says in str(caught.value)
+
+
+def test_no_environment_is_alone() -> None:
+    assert find({}).world == 1
