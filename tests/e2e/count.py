@@ -14,13 +14,14 @@ from torch.utils.data import TensorDataset
 import evenstep
 
 
-def main(out: Path, loader_workers: int) -> None:
+def main(out: Path, loader_workers: int, compiled: bool) -> None:
     """Three epochs on 203 samples; rank 1 is slow."""
     x = torch.randn(203, 4)
     data = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(203))
     with evenstep.join() as session:
         torch.manual_seed(session.rank)
         net = nn.Linear(4, 1)
+        net.compile(backend="aot_eager", dynamic=True) if compiled else None
         net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
         loader = session.loader(data, batch=20, num_workers=loader_workers)
         epochs, plans = [], []
@@ -39,4 +40,4 @@ def main(out: Path, loader_workers: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), "compiled" in sys.argv)

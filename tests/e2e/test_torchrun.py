@@ -18,11 +18,12 @@ def torchrun(num: int, script: str, *args: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize("loader_workers", [0, 2])
+@pytest.mark.parametrize("options", [["0"], ["2"], ["0", "compiled"]], ids=" ".join)
 def test_each_sample_counts_once_an_epoch_while_plans_change(
-    tmp_path: Path, loader_workers: int
+    tmp_path: Path, options: list[str]
 ) -> None:
-    done = torchrun(3, "count.py", str(tmp_path), str(loader_workers))
+    """Without loader workers, with two of them that prefetch, and with a compiled model."""
+    done = torchrun(3, "count.py", str(tmp_path), *options)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(3)]
     for epoch in range(3):
@@ -32,6 +33,15 @@ def test_each_sample_counts_once_an_epoch_while_plans_change(
     first, last = ranks[0]["plans"][0], ranks[0]["plans"][-1]
     assert last != first
     assert last[1] < min(last[0], last[2])
+
+
+def test_shares_by_hand_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "policy={name: fixed, shares: [2, 3, 15]}"
+    monkeypatch.setenv("EVENSTEP_SET", told)
+    done = torchrun(3, "count.py", str(tmp_path), "0")
+    assert done.returncode == 0, done.stderr
+    plans = json.loads((tmp_path / "0.json").read_text())["plans"]
+    assert all(plan == [2, 3, 15] for plan in plans)
 
 
 def test_a_rank_that_raises_ends_all_and_its_traceback_is_what_all_show() -> None:

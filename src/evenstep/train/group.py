@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import (
 
 from evenstep.errors import EvenstepError
 
+CPU = torch.device("cpu")
 SLICE = timedelta(milliseconds=50)
 
 
@@ -37,7 +38,9 @@ class PeerLostError(EvenstepError, ConnectionError):
 class Group:
     """A roster that can reduce tensors together.
 
-    `check` is called while a sum is waited for: it raises if there is no use in waiting on.
+    Sums of one group are matched by the order in which ranks start them; what may start in another
+    order gets a group of its own, under another name. `check` is called while a sum is waited for:
+    it raises if there is no use in waiting on.
     """
 
     def __init__(
@@ -47,15 +50,16 @@ class Group:
         rank: int,
         world: int,
         *,
-        device: torch.device,
         timeout_s: float,
+        name: str = "control",
+        device: torch.device = CPU,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.generation, self.rank, self.world = generation, rank, world
         self.device, self._check = device, check
         self._backend: Any = None
         if world > 1:
-            prefix = PrefixStore(f"evenstep/{generation}", store)
+            prefix = PrefixStore(f"evenstep/{generation}/{name}", store)
             self._backend = _backend(prefix, rank, world, device, timedelta(seconds=timeout_s))
 
     def sum_async(self, tensor: torch.Tensor) -> Work | None:
@@ -104,13 +108,19 @@ class Group:
             return
         options = BroadcastOptions()
         options.rootRank = 0
-        self.wait(self._backend.broadcast([tensor], options))
+        here = tensor.to(self.device)
+        self.wait(self._backend.broadcast([here], options))
+        if here is not tensor:
+            tensor.copy_(here)
 
-    def abandon(self) -> None:
-        """Let the group go without waiting for what may still be blocked in it."""
-        # Its destructor joins the blocked operation: never in the training thread.
+    def close(self) -> None:
+        """Let the group go. Waits a little for what is still blocked in it, and no longer."""
+        # The destructor joins a blocked sum, until its peers have closed their ends too: never in
+        # the training thread. A process that ends in the midst of it would be aborted.
         box, self._backend = [self._backend], None
-        threading.Thread(target=box.clear, name="evenstep-abandon", daemon=True).start()
+        thread = threading.Thread(target=box.clear, name="evenstep-close", daemon=True)
+        thread.start()
+        thread.join(LAST_WORDS_S)
 
 
 def _backend(store: Store, rank: int, world: int, device: torch.device, timeout: timedelta) -> Any:

@@ -27,11 +27,11 @@ BUCKET_BYTES = 25 << 20
 class Bucket:
     """A flat buffer and the parameters whose gradients it carries."""
 
-    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, params: Sequence[torch.nn.Parameter], device: torch.device) -> None:
         self.params = list(params)
-        first = self.params[0]
         numel = sum(p.numel() for p in self.params)
-        self.flat = torch.zeros(numel, dtype=first.dtype, device=first.device)
+        # Where the group can reduce it: on the host, for gradients of a GPU beside other devices.
+        self.flat = torch.zeros(numel, dtype=self.params[0].dtype, device=device)
         pieces = torch.split(self.flat, [p.numel() for p in self.params])
         self.views = [piece.view_as(p) for piece, p in zip(pieces, self.params, strict=True)]
         self.missing = len(self.params)
@@ -88,7 +88,7 @@ class Reducer:
         self.weight = 1.0 / group.world  # of this worker's mean, of 1 over all workers
         self._on_ready, self._on_reduced = on_ready, on_reduced
         # Alone there is nobody to reduce with, and gradients stay untouched where they are.
-        self.buckets = [Bucket(ps) for ps in cut(params)] if group.world > 1 else []
+        self.buckets = [Bucket(ps, group.device) for ps in cut(params)] if group.world > 1 else []
         self._bucket_of = {p: b for b in self.buckets for p in b.params}
         self._next = 0  # the bucket to be reduced next
         self._armed = False
@@ -100,6 +100,8 @@ class Reducer:
         """Leave the model as it was."""
         for handle in self._handles:
             handle.remove()
+        for bucket in self.buckets:
+            bucket.work = None
 
     def _on_grad(self, param: torch.Tensor) -> None:
         if not self._armed:

@@ -21,9 +21,9 @@ from evenstep.engine import Engine
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.journal import Journal
 from evenstep.launch.environment import Place, find
-from evenstep.strict import build
+from evenstep.strict import build, override
 from evenstep.train.agent import Agent
-from evenstep.train.group import Group
+from evenstep.train.group import CPU, Group
 from evenstep.train.loader import Loader, Weight, check_dataset
 from evenstep.train.meeting import Meeting, check_models
 from evenstep.train.meter import Meter, Outlook
@@ -49,11 +49,13 @@ def join(
 ) -> Session:
     """Take part in a run: alone, or as a rank under torchrun, found from the environment.
 
-    `policy` and further `settings` are those of the config tree and count on the leader; `cap` is
-    the largest share that fits this worker's memory.
+    `policy` and further `settings` are those of the config tree and count on the leader; so does
+    the variable EVENSTEP_SET, as "policy=uniform;straggler.replace=true", which is put over them.
+    `cap` is the largest share that fits this worker's memory.
     """
     place = find(os.environ)
-    plain = {"policy": policy, **settings}
+    told = [part for part in os.environ.get("EVENSTEP_SET", "").split(";") if part]
+    plain = override({"policy": policy, **settings}, told)
     return Session(place, plain, cap=cap, min_share=min_share, seed=seed, journal=journal)
 
 
@@ -74,20 +76,13 @@ class Session:
         self._settings, self._cap, self._min_share = settings, cap, min_share
         self._seed, self._journal = seed, journal
         self._hosts_store = place.hosts_store
-        store = HashStore() if place.world == 1 else _dial(place)
+        self._store = store = HashStore() if place.world == 1 else _dial(place)
         self._meeting = Meeting(store, place.rank, place.world, TIMEOUT_S)
-        self._group = Group(
-            store,
-            1,
-            place.rank,
-            place.world,
-            device=torch.device("cpu"),
-            timeout_s=TIMEOUT_S,
-            check=self._meeting.check_failure,
-        )
+        self._groups: list[Group] = []
+        self._group = self._new_group("control", CPU)
         self._outlook = Outlook()
         self._reducer: Reducer | None = None
-        self._meter = Meter(torch.device("cpu"))
+        self._meter = Meter(CPU)
         self._agent: Agent | None = None
         self._loader: Loader | None = None
         self._plans: list[Order] = []
@@ -120,8 +115,10 @@ class Session:
             self._agent.close()
         if self._reducer is not None:
             self._reducer.close()
+        self._pulse_work = None
         self._meeting.part(host=self._hosts_store)
-        self._group.abandon()
+        for group in self._groups:
+            group.close()
 
     @property
     def is_leader(self) -> bool:
@@ -152,9 +149,14 @@ class Session:
         check_models(self._meeting, model)
         for tensor in (*model.parameters(), *model.buffers()):
             self._group.broadcast(tensor.data)
-        self._meter = Meter(params[0].device)
+        device = params[0].device
+        self._meter = Meter(device)
+        # All on CUDA: reduced where they are. A mixed roster meets on the host.
+        self._meeting.tell("device", device.type)
+        cuda = all(kind == "cuda" for kind in self._meeting.hear_all("device"))
+        group = self._new_group("gradients", device) if cuda else self._group
         self._reducer = Reducer(
-            params, self._group, on_ready=self._send_pulse, on_reduced=self._take_pulse
+            params, group, on_ready=self._send_pulse, on_reduced=self._take_pulse
         )
         for other in others:
             if isinstance(other, torch.optim.Optimizer):
@@ -293,6 +295,20 @@ class Session:
 
     def _on_optimizer_step(self, *_: Any) -> None:
         self._batches_since_step = 0
+
+    def _new_group(self, name: str, device: torch.device) -> Group:
+        group = Group(
+            self._store,
+            1,
+            self.rank,
+            self.world,
+            timeout_s=TIMEOUT_S,
+            name=name,
+            device=device,
+            check=self._meeting.check_failure,
+        )
+        self._groups.append(group)
+        return group
 
     def _agree(self, loader: Loader) -> None:
         """The leader learns of all workers and says the first shares."""
