@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from evenstep import Balancer
 from evenstep.decide.batching import POLICIES
 from evenstep.errors import ConfigError, InvalidInputError, PausedError
-from evenstep.journal import read
+from evenstep.journal import Journal, read
 from evenstep.types import Worker
 
 PACE = {"a": 0.001, "b": 0.002, "c": 0.004}
@@ -66,6 +67,33 @@ def test_a_step_may_miss_a_report() -> None:
     assert sum(balancer.shares().values()) == 700
 
 
+def test_numbers_of_other_libraries_are_numbers(tmp_path: Path) -> None:
+    with Balancer(np.int64(700), PACE, journal=tmp_path / "journal.jsonl") as balancer:
+        for worker, share in balancer.shares().items():
+            balancer.report(worker, np.float32(0.1), samples=np.int64(share))
+        assert sum(balancer.shares().values()) == 700
+    Journal.resume(tmp_path / "journal.jsonl").close()
+
+
+def test_a_step_that_was_reported_counts_though_a_worker_joins() -> None:
+    balancer = Balancer(700, ["a", "b"])
+    balancer.report("a", 0.1)
+    balancer.report("b", 0.4)
+    balancer.join("c")
+    shares = balancer.shares()
+    assert shares["a"] > 2 * shares["b"]
+
+
+def test_a_pause_is_said_again_until_it_is_over() -> None:
+    balancer = Balancer(8, [Worker(id="a", cap=4), Worker(id="b", cap=4)])
+    with pytest.raises(PausedError):
+        balancer.leave("b")
+    with pytest.raises(PausedError, match="does not fit 1 workers"):
+        balancer.shares()
+    balancer.join(Worker(id="c", cap=6))
+    assert balancer.shares() == {"a": 4, "c": 4} or sum(balancer.shares().values()) == 8
+
+
 def test_the_last_plan_says_why() -> None:
     balancer = Balancer(700, PACE)
     train(balancer, 3)
@@ -113,7 +141,7 @@ def test_reporting_twice_is_refused() -> None:
         balancer.report("a", 0.1)
 
 
-@pytest.mark.parametrize("workers", [[], ["a", "a"]])
+@pytest.mark.parametrize("workers", [[], ["a", "a"], "gpu", [0, 1]])
 def test_workers_must_be_some_and_distinct(workers: list[str]) -> None:
     with pytest.raises(InvalidInputError):
         Balancer(8, workers)

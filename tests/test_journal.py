@@ -71,8 +71,8 @@ events = st.one_of(
     st.builds(Joined, workers=st.lists(workers, max_size=3).map(tuple)),
     st.builds(Left, workers=gone, cause=names),
     st.builds(Lost, workers=gone, cause=names),
-    st.builds(LaunchFailed, num_workers=counts, kind=names, cause=names),
-    st.builds(SizeAsked, num_workers=counts),
+    st.builds(LaunchFailed, num_workers=counts.map(lambda n: n + 1), kind=names, cause=names),
+    st.builds(SizeAsked, num_workers=counts.map(lambda n: n + 1)),
     st.builds(DrainAsked, worker=names),
     steps(),
 )

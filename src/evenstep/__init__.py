@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from evenstep.balancer import Balancer
     from evenstep.errors import EvenstepError
     from evenstep.train.session import Session, join
+    from evenstep.types import Worker
 
 __version__ = "0.1.0.dev0"
 
@@ -20,9 +21,10 @@ _HOME = {
     "EvenstepError": "evenstep.errors",
     "Session": "evenstep.train.session",
     "join": "evenstep.train.session",
+    "Worker": "evenstep.types",
 }
 
-__all__ = ["Balancer", "EvenstepError", "Session", "join"]
+__all__ = ["Balancer", "EvenstepError", "Session", "Worker", "join"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,9 +5,10 @@ This is LB-BSP's batch size manager without a wire or a clock. It imports no tor
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, SupportsFloat, SupportsIndex
 
 from evenstep.config import Settings
 from evenstep.engine import Engine
@@ -26,23 +27,28 @@ class Balancer:
         balancer.report("slow", 0.34)
         shares = balancer.shares()                     # of the next step
 
-    Shares always add up to the batch and keep within each worker's cap. `policy` is a name or a
-    mapping with a name and options; further `settings` are those of the config tree.
+    Shares always add up to the batch and keep within each worker's cap. `policy` and `forecaster`
+    are names, or mappings with a name and options. With a journal, close the balancer at the end
+    or use it as a context.
     """
 
     def __init__(
         self,
-        batch: int,
+        batch: SupportsIndex,
         workers: Iterable[WorkerId | Worker],
         *,
         policy: str | Mapping[str, Any] = "auto",
+        forecaster: str | Mapping[str, Any] = "narx",
+        min_share: int = 0,
         journal: Path | None = None,
-        **settings: Any,
     ) -> None:
-        plain = {"batch": {"size": batch}, "policy": policy, **settings}
-        checked = build(Settings, plain)
+        if isinstance(workers, str):
+            raise InvalidInputError("workers", f"expected several names, got {workers!r}")
+        size = {"size": operator.index(batch), "min_share": min_share}
+        checked = build(Settings, {"batch": size, "policy": policy, "forecaster": forecaster})
         self._engine = Engine(checked)
         self._elapsed_s = 0.0
+        self._paused = ""
         self._reports: dict[WorkerId, StepReport] = {}
         first = Joined(workers=tuple(_worker(w) for w in workers))
         if not first.workers:
@@ -54,11 +60,11 @@ class Balancer:
     def report(
         self,
         worker: WorkerId,
-        seconds: float,
+        seconds: SupportsFloat,
         *,
-        samples: int | None = None,
-        free_cpu: float = 1.0,
-        free_memory: float = 1.0,
+        samples: SupportsIndex | None = None,
+        free_cpu: SupportsFloat = 1.0,
+        free_memory: SupportsFloat = 1.0,
     ) -> None:
         """What a worker measured in the step at hand: compute seconds, waiting excluded.
 
@@ -73,39 +79,42 @@ class Balancer:
             raise InvalidInputError("report", f"{worker} reported this step already")
         self._reports[worker] = StepReport(
             worker=worker,
-            samples=planned if samples is None else samples,
-            compute_s=seconds,
-            free_cpu=free_cpu,
-            free_memory=free_memory,
+            # Whatever a framework calls a number becomes one of Python's, which journals can hold.
+            samples=planned if samples is None else operator.index(samples),
+            compute_s=float(seconds),
+            free_cpu=float(free_cpu),
+            free_memory=float(free_memory),
         )
 
     def shares(self) -> dict[WorkerId, int]:
         """Each worker's share of the coming step. Closes the step that was reported, if one was."""
-        if self._reports:
-            slowest_s = max(r.compute_s for r in self._reports.values())
-            self._elapsed_s += slowest_s
-            cluster = self._engine.cluster
-            done = StepDone(
-                step=cluster.step + 1,
-                generation=cluster.generation,
-                seconds=slowest_s,
-                reports=tuple(self._reports.values()),
-            )
-            self._reports = {}
-            self._handle(done)
+        self._close_step()
+        if not self._engine.cluster.shares:
+            raise PausedError(self._paused)
         return dict(self._engine.cluster.shares)
 
     def join(self, worker: WorkerId | Worker) -> None:
-        """Take a worker in; the shares change at once."""
+        """Take a worker in; the shares change at once. Closes the step that was reported."""
+        self._close_step()
         self._handle(Joined(workers=(_worker(worker),)))
-        self._reports = {}
 
     def leave(self, worker: WorkerId) -> None:
-        """Let a worker go; the others take over its share at once."""
+        """Let a worker go; the others take over its share at once. Closes the step, as `join`."""
         if worker not in self._engine.cluster.workers:
             raise InvalidInputError("leave", f"no worker {worker}")
+        self._close_step()
         self._handle(Left(workers=(worker,)))
-        self._reports = {}
+
+    def close(self) -> None:
+        """End the journal, if there is one."""
+        if self._engine.journal is not None:
+            self._engine.journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def reason(self) -> str:
@@ -113,10 +122,25 @@ class Balancer:
         plan = self._engine.cluster.plan
         return plan.reason if plan else ""
 
+    def _close_step(self) -> None:
+        reports, self._reports = tuple(self._reports.values()), {}
+        slowest_s = max((r.compute_s for r in reports), default=0.0)
+        if slowest_s > 0:
+            self._elapsed_s += slowest_s
+            cluster = self._engine.cluster
+            done = StepDone(
+                step=cluster.step + 1,
+                generation=cluster.generation,
+                seconds=slowest_s,
+                reports=reports,
+            )
+            self._handle(done)
+
     def _handle(self, event: Joined | Left | StepDone) -> None:
         actions: tuple[AnyAction, ...] = self._engine.handle(self._elapsed_s, event)
         for action in actions:
             if isinstance(action, Pause):
+                self._paused = action.reason
                 raise PausedError(action.reason)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import msgspec
 
 from evenstep.errors import ConfigError
+from evenstep.types import MOST_SAMPLES
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,8 +47,12 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError(
                 "limit", f"must be at least per_worker, {self.per_worker}: got {self.limit}"
             )
-        if self.min_share < 0:
-            raise ConfigError("min_share", f"must not be negative, got {self.min_share}")
+        for name in ("size", "per_worker", "limit"):
+            if getattr(self, name) > MOST_SAMPLES:
+                raise ConfigError(name, f"must be at most {MOST_SAMPLES}: {getattr(self, name)}")
+        most = self.size or self.per_worker
+        if not 0 <= self.min_share <= most:
+            raise ConfigError("min_share", f"must lie between 0 and {most}, got {self.min_share}")
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +80,7 @@ class ScalingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for name in ("period_steps", "step_workers", "passes", "settle_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be 1 or more: {getattr(self, name)}")
-        if self.look_again <= 0:
+        if not 0 < self.look_again < inf:
             raise ConfigError("look_again", f"must be above 0, got {self.look_again}")
 
 
@@ -92,6 +98,9 @@ class StragglerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ConfigError("threshold", f"must lie in (0, 1): {self.threshold}")
         if not 0 < self.alpha <= 1:
             raise ConfigError("alpha", f"must lie in (0, 1]: {self.alpha}")
+        for name in ("warmup_steps", "cooldown_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, f"must not be negative, got {getattr(self, name)}")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,3 +114,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     straggler: StragglerSettings = StragglerSettings()
     samples: int = 0  # length of the job, for heuristics that look ahead; 0: unknown
     plan_delay_steps: int = 0  # steps that workers have prefetched beyond the one reported
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "plan_delay_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, f"must not be negative, got {getattr(self, name)}")

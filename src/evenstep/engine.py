@@ -16,7 +16,7 @@ from evenstep.decide.learning import check_rule
 from evenstep.decide.machine import decide
 from evenstep.decide.scaling import HEURISTICS
 from evenstep.decide.scaling.utility import Utility
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, InvalidInputError
 from evenstep.journal import Journal
 from evenstep.ports import BatchPolicy, Foresees, ScalingHeuristic, look_up
 from evenstep.predict import make
@@ -35,13 +35,18 @@ class Engine:
 
     def handle(self, at_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:
         """Decide on an event and record both. An event that is refused leaves no trace."""
-        if isinstance(event, StepDone) and event.forecasts is None:
+        if not math.isfinite(at_s):
+            raise InvalidInputError("at_s", f"must be a time, got {at_s}")
+        if isinstance(event, StepDone) and event.forecasts is None and self._is_news(event):
             event = self._foresee(event)
         cluster, actions = decide(self.cluster, event)
         if self.journal is not None:
             self.journal.append(at_s, event, actions)
         self.cluster = cluster
         return actions
+
+    def _is_news(self, event: StepDone) -> bool:
+        return event.generation == self.cluster.generation and event.step > self.cluster.step
 
     def _foresee(self, event: StepDone) -> StepDone:
         """The event with each worker's expected pace in the coming step, if anyone wants it."""

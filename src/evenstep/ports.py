@@ -1,8 +1,8 @@
 """Every plug on one screen: what can be replaced by name, and how a name is looked up.
 
-A third party ships a class, names it under the entry-point group of its plug, and subclasses the
-contract in `evenstep.testing`. A plug that decides (policy, heuristic) is a frozen value: its
-fields are its settings, and what it remembers is handed to it and handed back.
+A third party ships a class and names it under the entry-point group of its plug; forecasters have a
+contract to subclass in `evenstep.testing`. A plug that decides (policy, heuristic) is a frozen
+value: its fields are its settings, and what it remembers is handed to it and handed back.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -28,7 +29,7 @@ def build(kind: type[T], data: Any, *, source: str = "") -> T:
 def load_yaml(path: Path) -> Any:
     """The plain data in a YAML file."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return _parse(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise ConfigError("", f"cannot be read: {e.strerror}", str(path)) from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
@@ -42,11 +43,31 @@ def override(data: Any, sets: Sequence[str]) -> Any:
         if not equals or not path:
             raise ConfigError("", f"expected path=value, got {setting!r}", "--set")
         try:
-            value = yaml.safe_load(text)
+            value = _parse(text)
         except yaml.YAMLError as e:
             raise ConfigError(path, f"is not YAML: {e}", "--set") from None
         data = _put(data, path.split("."), value)
     return data
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people write it: 1e-3 is a number, and a key given twice is a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"{key!r} is given twice, line {node.start_mark.line + 1}")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, _Loader)  # a SafeLoader: plain data only
 
 
 def _put(data: Any, keys: list[str], value: Any) -> Any:

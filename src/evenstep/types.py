@@ -45,8 +45,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     warmup_samples_per_s: float | None = None  # measured alone, before joining
 
     def __post_init__(self) -> None:
-        if not self.id:
-            raise InvalidInputError("worker.id", "is empty; give each worker a name")
+        if not isinstance(self.id, str) or not self.id:
+            raise InvalidInputError("worker.id", f"must be a name, got {self.id!r}")
         for name in ("cores", "flops", "warmup_samples_per_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
@@ -73,6 +73,7 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     wait_s: float = 0.0
     free_cpu: float = 1.0  # of this worker's cores, 0 to 1, as the next step begins
     free_memory: float = 1.0  # of its memory, 0 to 1, as the next step begins
+    grad_squared_norm: float = 0.0  # of its own mean gradient, before reduction; 0: not measured
 
     def __post_init__(self) -> None:
         # One condition for the good case: a thousand workers make a thousand of these a step.
@@ -80,8 +81,9 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
             0 <= self.samples <= MOST_SAMPLES
             and 0 <= self.compute_s < inf
             and 0 <= self.wait_s < inf
-            and 0 <= self.free_cpu < inf
-            and 0 <= self.free_memory < inf
+            and 0 <= self.free_cpu <= 1
+            and 0 <= self.free_memory <= 1
+            and self.grad_squared_norm >= 0
             and (self.compute_s > 0 or self.samples == 0)
         ):
             self._refuse()
@@ -90,13 +92,22 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         of = f"report of {self.worker}"
         if not 0 <= self.samples <= MOST_SAMPLES:
             raise InvalidInputError(f"{of}: samples", f"is {self.samples}")
-        for name in ("compute_s", "wait_s", "free_cpu", "free_memory"):
+        for name in ("free_cpu", "free_memory"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise InvalidInputError(f"{of}: {name}", f"is a part, 0 to 1, got {value}")
+        for name in ("compute_s", "wait_s", "grad_squared_norm"):
             value = getattr(self, name)
             if not 0 <= value < inf:
                 raise InvalidInputError(
                     f"{of}: {name}", f"must be 0 or more and finite, got {value}"
                 )
         raise InvalidInputError(f"{of}: compute_s", f"is 0 for {self.samples} samples")
+
+
+def _at_least_one(event: str, num_workers: int) -> None:
+    if num_workers < 1:
+        raise InvalidInputError(f"{event}: num_workers", f"must be 1 or more, got {num_workers}")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -130,11 +141,17 @@ class LaunchFailed(Event, frozen=True, kw_only=True):
     kind: str = ""
     cause: str = ""
 
+    def __post_init__(self) -> None:
+        _at_least_one("launch failed", self.num_workers)
+
 
 class SizeAsked(Event, frozen=True, kw_only=True):
     """An operator asks for this many workers."""
 
     num_workers: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("size asked", self.num_workers)
 
 
 class DrainAsked(Event, frozen=True, kw_only=True):
@@ -155,6 +172,7 @@ class StepDone(Event, frozen=True, kw_only=True):
     seconds: float  # from the step's start to its commit
     reports: tuple[StepReport, ...]
     forecasts: tuple[float | None, ...] | None = None
+    grad_squared_norm: float = 0.0  # of the reduced gradient; 0: not measured
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < inf:
@@ -255,7 +273,7 @@ class Fleet:
             warmup_samples_per_s=np.array(
                 [w.warmup_samples_per_s or nan for w in rows], dtype=np.float64
             ),
-            lower=np.full(len(rows), min_share, dtype=np.int64),
+            lower=np.array([min(min_share, w.cap or batch) for w in rows], dtype=np.int64),
             upper=np.array([min(w.cap or batch, batch) for w in rows], dtype=np.int64),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -103,9 +104,55 @@ def test_the_leader_stays_first_when_others_join_and_leave() -> None:
 def test_late_news_changes_nothing() -> None:
     cluster = cluster_of("a", "b")
     after, _ = decide(cluster, Lost(workers=("b",)))
-    late_report = step_done(cluster)  # of generation 1, and this is generation 2
-    for event in (Lost(workers=("b",)), Left(workers=("nobody",)), late_report):
+    for event in (Lost(workers=("b",)), Left(workers=("nobody",))):
         assert decide(after, event) == (after, ())
+
+
+def test_a_step_of_the_generation_before_counts_but_changes_no_plan() -> None:
+    cluster = cluster_of("a", "b", policy="auto")
+    after, _ = decide(cluster, Lost(workers=("b",)))
+    counted, actions = decide(after, step_done(cluster, {"a": 0.1, "b": 0.9}))
+    assert (counted.step, counted.samples, actions) == (0, 96, ())
+    assert counted.plan == after.plan
+
+
+def test_a_smaller_size_asked_for_while_workers_are_on_their_way() -> None:
+    cluster = cluster_of("a", "b", "c", "d", workers={"min": 2})
+    cluster, said = run(cluster, SizeAsked(num_workers=8), SizeAsked(num_workers=2))
+    assert [a.worker for a in said if isinstance(a, Drain)] == ["d", "c"]
+    cluster, said = run(cluster, joined("e", "f", "g", "h"))
+    assert [a.worker for a in said if isinstance(a, Drain)] == ["h", "g", "f", "e"]
+
+
+def test_a_straggler_that_leaves_already_gets_no_substitute() -> None:
+    cluster = cluster_of("a", "b", "c", "d", straggler={"replace": True, "warmup_steps": 3})
+    cluster, _ = decide(cluster, DrainAsked(worker="d"))
+    slow = {"a": 0.024, "b": 0.024, "c": 0.024, "d": 0.24}
+    for _ in range(60):
+        cluster, actions = decide(cluster, step_done(cluster, slow))
+        assert actions == ()
+
+
+def test_shares_by_hand_wait_for_the_workers_they_are_given_for() -> None:
+    cluster = cluster_of(policy={"name": "fixed", "shares": [80, 16]})
+    cluster, actions = decide(cluster, joined("a"))
+    assert [type(a) for a in actions] == [Pause]
+    cluster, _ = decide(cluster, joined("b"))
+    assert cluster.shares == {"a": 80, "b": 16}
+
+
+def test_gradient_noise_reaches_the_learning_rate() -> None:
+    batch = {"per_worker": 32, "limit": 320, "lr_rule": "adascale"}
+    cluster = cluster_of("a", "b", batch=batch)
+    for _ in range(20):
+        event = step_done(cluster)
+        rows = tuple(msgspec.structs.replace(r, grad_squared_norm=3.0) for r in event.reports)
+        cluster, _ = decide(
+            cluster, msgspec.structs.replace(event, reports=rows, grad_squared_norm=2.0)
+        )
+    cluster, _ = decide(cluster, joined("c", "d"))
+    assert cluster.plan is not None
+    assert 1.0 < cluster.plan.lr_factor < 4.0
 
 
 def test_a_step_counts_once() -> None:
@@ -121,7 +168,8 @@ def test_too_few_workers_pause_and_go_on_when_enough_are_back() -> None:
     paused, actions = decide(cluster, Lost(workers=("a",)))
     assert actions == (Pause(reason="a lost; 1 of at least 2 workers"),)
     assert paused.shares == {}
-    assert decide(paused, step_done(cluster)) == (paused, ())
+    counted, actions = decide(paused, step_done(cluster))  # committed before the loss
+    assert (counted.step, counted.shares, actions) == (0, {}, ())
     again, actions = decide(paused, joined("c"))
     assert again.generation == 2  # no number was spent on the pause
     assert [type(a) for a in actions] == [Regroup, Plan]
@@ -292,6 +340,10 @@ def test_any_history_leaves_a_whole_batch_and_consecutive_generations(
 @pytest.mark.parametrize(
     ("plain", "says"),
     [
+        ({"plan_delay_steps": -5}, "plan_delay_steps: must not be negative, got -5"),
+        ({"batch": {"size": 10**30}}, "batch.size: must be at most"),
+        ({"batch": {"size": 8, "min_share": 9}}, "batch.min_share: must lie between 0 and 8"),
+        ({"scaling": {"look_again": float("nan")}}, "scaling.look_again: must be above 0"),
         ({"policy": "autoo"}, "policy: unknown name 'autoo'; did you mean auto?"),
         ({"policy": {"name": "shift", "windw": 3}}, "unknown setting policy.windw; did you mean"),
         (

@@ -179,6 +179,26 @@ def test_ten_thousand_workers_split_exactly() -> None:
     assert late.sum() < 320_000  # no earlier deadline holds the batch
 
 
+@pytest.mark.parametrize("speeds", [[1.0, 1e7], [1.0, 1e9], [1e-6, 1.0, 1e6], [1.0, 1.0, 1e12]])
+@pytest.mark.parametrize("batch", [1000, 10**6, 10**9])
+def test_very_uneven_speeds_take_few_looks(speeds: list[float], batch: int) -> None:
+    curves, looks = FlatLinear.at_speed(np.array(speeds)), 0
+
+    class Counted:
+        def seconds(self, shares: IntArray) -> FloatArray:
+            return curves.seconds(shares)
+
+        def within(self, deadline_s: float) -> IntArray:
+            nonlocal looks
+            looks += 1
+            return curves.within(deadline_s)
+
+    n = len(speeds)
+    shares = split(Counted(), batch, np.zeros(n, np.int64), np.full(n, batch))
+    assert shares.sum() == batch
+    assert looks <= 200
+
+
 @pytest.mark.parametrize(
     ("batch", "lower", "upper", "says"),
     [

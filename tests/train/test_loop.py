@@ -232,3 +232,47 @@ def test_auto_moves_samples_away_from_a_slow_worker() -> None:
 def session_pause(session: Session, samples: int) -> None:
     """A device's own pace: rank 2 takes four times as long a sample. This is the work itself."""
     time.sleep(samples * (0.0008 if session.rank == 2 else 0.0002))
+
+
+class Normed(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+
+
+NORMED = Normed().double()
+
+
+def synchronised_norms(session: Session) -> list[torch.Tensor]:
+    net = made(NORMED)
+    net, optimizer = session.prepare(net, sgd(net), sync_batchnorm=True)
+    loader = session.loader(data(), batch=8)
+    for _ in session.epochs(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(net(x), y).backward()
+            optimizer.step()
+    return [*result(net), *(b.detach().clone() for b in net.buffers())]
+
+
+@pytest.mark.parametrize("shares", [[5, 2, 1], [7, 0, 1]], ids=str)
+def test_synchronised_norms_end_where_one_process_ends(shares: list[int]) -> None:
+    [truth] = run_ranks(1, synchronised_norms, policy="uniform")
+    policy = {"name": "fixed", "shares": shares}
+    for rank in run_ranks(len(shares), synchronised_norms, policy=policy):
+        for mine, theirs in zip(rank, truth, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
+
+
+def test_local_norms_end_an_epoch_with_one_set_of_statistics() -> None:
+    def body(session: Session) -> list[torch.Tensor]:
+        net = made(NORMED)
+        net, optimizer = session.prepare(net, sgd(net))
+        for x, y in session.loader(data(), batch=16):
+            optimizer.zero_grad()
+            mse(net(x), y).backward()
+            optimizer.step()
+        return [b.detach().clone() for b in net.buffers()]
+
+    first, *others = run_ranks(3, body, policy={"name": "fixed", "shares": [8, 5, 3]})
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))

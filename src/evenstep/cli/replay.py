@@ -31,7 +31,9 @@ def command(ctx: click.Context, journal: Path, sets: tuple[str, ...]) -> None:
     """
     header, records = read(journal)
     settings = build(Settings, override(_plain(header.settings), sets), source="--set")
-    anew = settings.forecaster != header.settings.forecaster
+    was = header.settings
+    # A forecast is of the pace that its policy asked for, by the forecaster it had.
+    anew = (settings.policy, settings.forecaster) != (was.policy, was.forecaster)
     num, different, first_plan = 0, 0, ""
     before: Counter[type[AnyAction]] = Counter()
     after: Counter[type[AnyAction]] = Counter()

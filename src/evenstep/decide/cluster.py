@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from evenstep.config import Settings
-from evenstep.decide.learning import global_batch
+from evenstep.decide.learning import GradientNoise, global_batch
 from evenstep.decide.scaling.search import Search
 from evenstep.decide.straggler import Stragglers
 from evenstep.ports import BatchPolicy, Memory, ScalingHeuristic
@@ -30,6 +30,8 @@ class Cluster:
     memory: Memory | None = None  # the policy's
     launching: int = 0  # ordered, not yet joined
     draining: frozenset[WorkerId] = frozenset()
+    target: int = 0  # the size last asked for or decided on; 0: none yet
+    noise: GradientNoise = field(default_factory=GradientNoise)
     search: Search = field(default_factory=Search)
     stragglers: Stragglers = field(default_factory=Stragglers)
 

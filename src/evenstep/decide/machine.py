@@ -12,7 +12,13 @@ from typing import assert_never
 import numpy as np
 
 from evenstep.decide.cluster import Cluster, Decision
-from evenstep.decide.learning import base_batch, lr_factor
+from evenstep.decide.learning import (
+    GradientNoise,
+    base_batch,
+    lr_factor,
+    observe_noise,
+    step_noise,
+)
 from evenstep.decide.sizing import (
     consider_size,
     consider_stragglers,
@@ -22,7 +28,7 @@ from evenstep.decide.sizing import (
     relieve,
     resize,
 )
-from evenstep.errors import BatchBoundsError, InvalidInputError
+from evenstep.errors import BatchBoundsError, InvalidInputError, PausedError
 from evenstep.types import (
     AnyEvent,
     DrainAsked,
@@ -70,15 +76,31 @@ def decide(cluster: Cluster, event: AnyEvent) -> Decision:
 
 def _step(cluster: Cluster, event: StepDone) -> Decision:
     """Decide once on all of a step's reports: shares, then size, then stragglers."""
-    fleet, late = cluster.fleet, event.step <= cluster.step
-    if fleet is None or late or event.generation != cluster.generation:
+    if event.step <= cluster.step or event.generation > cluster.generation:
         return cluster, ()
     trained = sum(r.samples for r in event.reports)
-    cluster = replace(cluster, step=event.step, samples=cluster.samples + trained)
+    cluster = replace(
+        cluster,
+        step=event.step,
+        samples=cluster.samples + trained,
+        noise=observe_noise(cluster.noise, _noise(event)),
+    )
+    fleet = cluster.fleet
+    if fleet is None or event.generation < cluster.generation:
+        return cluster, ()  # it counts, but says nothing of the roster that there is now
     cluster, plans = _balance(cluster, fleet, event)
     cluster, sizes = consider_size(cluster, event)
     cluster, replacements = consider_stragglers(cluster, event)
     return cluster, (*plans, *sizes, *replacements)
+
+
+def _noise(event: StepDone) -> GradientNoise | None:
+    """Signal and noise of a step's gradient, if all who had a share measured theirs."""
+    norms = [r.grad_squared_norm for r in event.reports if r.samples > 0]
+    if event.grad_squared_norm <= 0 or min(norms, default=0.0) <= 0:
+        return None
+    shares = [r.samples for r in event.reports if r.samples > 0]
+    return step_noise(shares, norms, event.grad_squared_norm)
 
 
 def _balance(cluster: Cluster, fleet: Fleet, event: StepDone) -> Decision:
@@ -94,11 +116,13 @@ def _balance(cluster: Cluster, fleet: Fleet, event: StepDone) -> Decision:
 
 def _joined(cluster: Cluster, workers: tuple[Worker, ...]) -> Decision:
     ids = [w.id for w in workers]
+    seen = set(cluster.workers)
     for worker in ids:
-        if worker in cluster.workers or ids.count(worker) > 1:
+        if worker in seen:
             raise InvalidInputError(
                 "joined", f"there is a worker {worker} already; ids are for life"
             )
+        seen.add(worker)
     cluster = replace(
         cluster,
         workers={**cluster.workers, **{w.id: w for w in workers}},
@@ -111,16 +135,16 @@ def _joined(cluster: Cluster, workers: tuple[Worker, ...]) -> Decision:
 
 
 def _gone(cluster: Cluster, gone: tuple[WorkerId, ...], how: str, cause: str) -> Decision:
-    known = [w for w in gone if w in cluster.workers]
+    known = dict.fromkeys(w for w in gone if w in cluster.workers)
     if not known:
         return cluster, ()
     cluster = replace(
         cluster,
         workers={i: w for i, w in cluster.workers.items() if i not in known},
         roster=tuple(w for w in cluster.roster if w not in known),
-        draining=cluster.draining - set(known),
+        draining=cluster.draining - known.keys(),
     )
-    return _regroup(cluster, f"{listed(known)} {how}" + (f": {cause}" if cause else ""))
+    return _regroup(cluster, f"{listed(list(known))} {how}" + (f": {cause}" if cause else ""))
 
 
 def _regroup(cluster: Cluster, reason: str) -> Decision:
@@ -132,7 +156,7 @@ def _regroup(cluster: Cluster, reason: str) -> Decision:
     fleet = Fleet.of(cluster.workers.values(), batch=batch, min_share=min_share)
     try:
         memory, (shares, why) = cluster.policy.seat(cluster.memory, fleet, batch)
-    except BatchBoundsError as e:
+    except (BatchBoundsError, PausedError) as e:
         return _pause(cluster, f"{reason}; {e}")
     cluster = replace(
         regrouped(cluster), generation=cluster.generation + 1, fleet=fleet, memory=memory
@@ -150,7 +174,7 @@ def _plan(cluster: Cluster, fleet: Fleet, shares: IntArray, reason: str) -> Plan
     batch, settings = cluster.batch, cluster.settings
     assert int(shares.sum()) == batch, f"{cluster.policy} planned {shares.sum()} of {batch} samples"
     assert ((fleet.lower <= shares) & (shares <= fleet.upper)).all(), f"{cluster.policy}: {shares}"
-    lr, why = lr_factor(settings.batch.lr_rule, batch, base_batch(settings.batch))
+    lr, why = lr_factor(settings.batch.lr_rule, batch, base_batch(settings.batch), cluster.noise)
     return Plan(
         generation=cluster.generation,
         from_step=cluster.step + 1 + settings.plan_delay_steps,

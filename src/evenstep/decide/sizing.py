@@ -36,8 +36,9 @@ def consider_size(cluster: Cluster, event: StepDone) -> Decision:
 
 def consider_stragglers(cluster: Cluster, event: StepDone) -> Decision:
     """One step's word on who is too slow: a substitute ordered, or why nobody is replaced now."""
+    staying = [w for w in cluster.ranks if w.id not in cluster.draining]
     memory, straggler, reason = judge(
-        cluster.stragglers, cluster.settings.straggler, cluster.ranks, event.reports
+        cluster.stragglers, cluster.settings.straggler, staying, event.reports
     )
     cluster = replace(cluster, stragglers=memory)
     if straggler is None:
@@ -47,10 +48,18 @@ def consider_stragglers(cluster: Cluster, event: StepDone) -> Decision:
 
 
 def relieve(cluster: Cluster) -> Decision:
-    """The substitute is in: the straggler it was ordered for may go."""
+    """Workers have joined: the straggler one was ordered for may go, and who is too many by now."""
     straggler = cluster.stragglers.leaving
     if straggler is None or straggler.id not in cluster.workers:
-        return cluster, ()
+        surplus = len(cluster.workers) - len(cluster.draining) > cluster.target > 0
+        return (
+            resize(cluster, cluster.target, "more came than are wanted")
+            if surplus
+            else (
+                cluster,
+                (),
+            )
+        )
     joined = [w for w in cluster.ranks if w.id not in cluster.stragglers.peers]
     if not joined:
         return cluster, ()
@@ -84,6 +93,7 @@ def resize(
     """
     limits = cluster.settings.workers
     target = min(max(target, limits.min), limits.max)
+    cluster = replace(cluster, target=target)
     staying = [w for w in cluster.ranks if w.id not in cluster.draining]
     size = len(staying) + cluster.launching
     kinds = kinds_of(staying, speed or {})
@@ -91,7 +101,8 @@ def resize(
         kind, why = kind_to_add(kinds.values()) if len(kinds) > 1 else ("", "")
         order = Launch(num_workers=target - size, kind=kind, reason=_both(reason, why))
         return replace(cluster, launching=cluster.launching + order.num_workers), (order,)
-    gone, why = whom_to_drop(staying, kinds, min(size - target, len(staying) - 1))
+    # Who is still on the way cannot be called back: it is let go again when it has come.
+    gone, why = whom_to_drop(staying, kinds, max(0, len(staying) - target))
     return drain(cluster, gone, _both(reason, why if len(kinds) > 1 else ""))
 
 

@@ -29,11 +29,14 @@ def split(curves: Curves, batch: int, lower: IntArray, upper: IntArray) -> IntAr
     high = np.clip(curves.within(high_s), lower, upper)
     if int(low.sum()) >= batch:
         return water_fill(batch, lower, low)
-    creeping = False
+    turn = 0
     while (high - low).max() > LAYERS:
         below, above = batch - int(low.sum()), int(high.sum()) - batch
-        middle_s = low_s + (high_s - low_s) * (below / (below + above + 1))
-        if creeping or not low_s < middle_s < high_s:
+        if above == 0:
+            return high  # an earlier deadline that holds the batch would give the same shares
+        # Interpolation is fast where curves are straight, halving is sure where they are not.
+        middle_s = low_s + (high_s - low_s) * (below / (below + above + 1) if turn < 2 else 0.5)
+        if turn == 1 or not low_s < middle_s < high_s:
             # Where curves bend or jump, go by the times at which workers finish one sample more.
             soon = np.unique(curves.seconds(low + 1)[low < high])
             if soon[0] >= high_s:
@@ -45,7 +48,8 @@ def split(curves: Curves, batch: int, lower: IntArray, upper: IntArray) -> IntAr
             low_s, low = middle_s, middle
         else:
             high_s, high = middle_s, middle
-        creeping = not creeping and abs(surplus) > (below if surplus < 0 else above) / 2
+        slow = abs(surplus) > (below if surplus < 0 else above) / 2
+        turn = (turn + 1) % 3 if slow or turn else 0
     return _earliest(curves, batch, low, high)
 
 

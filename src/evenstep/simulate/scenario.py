@@ -11,6 +11,7 @@ import msgspec
 from evenstep.config import Choice, Settings
 from evenstep.errors import ConfigError
 from evenstep.strict import build, load_yaml, override
+from evenstep.types import Worker
 
 
 def _not_negative(struct: msgspec.Struct, *names: str) -> None:
@@ -37,7 +38,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         _above_0(self, "factor")
         _not_negative(self, "at_s", "ramp_s")
-        if self.until_s is not None and self.until_s <= self.at_s:
+        if self.until_s is not None and not self.at_s < self.until_s < float("inf"):
             raise ConfigError("until_s", f"must lie after at_s, {self.at_s}: got {self.until_s}")
         if self.every_s is not None:
             if self.until_s is None:
@@ -80,6 +81,7 @@ class WorkerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError("count", f"must be 1 or more, got {self.count}")
         times = ("fixed_s", "per_sample_s", "floor_s", "startup_s", "stagger_s")
         _not_negative(self, *times, "jitter", "free_cpu_noise", "price", "warmup_share")
+        Worker(id=self.kind, cores=self.cores, flops=self.flops, cap=self.cap)  # what it refuses
         joins_s = self.joins_at_s or 0.0
         if not 0 <= joins_s < float("inf"):
             raise ConfigError("joins_at_s", f"must be 0 or more, got {joins_s}")
@@ -124,6 +126,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     at_s: float
     num_workers: int
+
+    def __post_init__(self) -> None:
+        _not_negative(self, "at_s")
+        _above_0(self, "num_workers")
 
 
 class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -86,6 +86,7 @@ class Loader:
             session.begin_step(step, samples=high - low, weight=weight, total=end - begin)
             yield batch
             session.end_step(step)
+        session.end_epoch(first + self.order.num_steps - 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the order stands; the session keeps epoch and cursor."""

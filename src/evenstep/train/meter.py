@@ -42,6 +42,11 @@ class Meter:
         if not self._cuda:
             self._waited_s += time.perf_counter() - self._ready
 
+    def waited(self, seconds: float) -> None:
+        """Waiting on peers within a pass, as synchronised layers do."""
+        if not self._cuda:
+            self._waited_s += seconds
+
     def compute_s(self) -> float:
         """From the batch to the last gradient, less what earlier passes waited in between."""
         if not self._cuda:

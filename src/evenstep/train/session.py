@@ -22,6 +22,7 @@ from evenstep.errors import ConfigError, EvenstepError
 from evenstep.journal import Journal
 from evenstep.launch.environment import Place, find
 from evenstep.strict import build, override
+from evenstep.train import norm
 from evenstep.train.agent import Agent
 from evenstep.train.group import CPU, Group
 from evenstep.train.loader import Loader, Weight, check_dataset
@@ -94,6 +95,7 @@ class Session:
         self._reports: list[Report] = []
         self._batches_since_step = 0
         self._registered: dict[str, Any] = {}
+        self._local_norms: torch.nn.Module | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -135,11 +137,12 @@ class Session:
         """Samples of the batch at hand that count: 0 where it is only a stand-in."""
         return self._report[0]
 
-    def prepare(self, model: torch.nn.Module, *others: Any) -> Any:
+    def prepare(self, model: torch.nn.Module, *others: Any, sync_batchnorm: bool = False) -> Any:
         """The model and what goes with it, ready for training on all workers.
 
         Parameters and buffers become the leader's. Gradients are the share-weighted mean over all
-        workers when `backward` returns. Objects come back as they were given.
+        workers when `backward` returns. Objects come back as they were given. `sync_batchnorm`
+        gives batch normalisation the statistics of the whole batch instead of each worker's own.
         """
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise ConfigError("model", "is wrapped in DDP already; give the plain module")
@@ -155,6 +158,19 @@ class Session:
         self._meeting.tell("device", device.type)
         cuda = all(kind == "cuda" for kind in self._meeting.hear_all("device"))
         group = self._new_group("gradients", device) if cuda else self._group
+        names = norm.find(model)
+        if names and sync_batchnorm:
+            # A group of its own: a layer's sums and the buckets' may start in another order.
+            norm.synchronise(
+                model,
+                self._new_group("norm", device if cuda else CPU),
+                lambda: self._report[1],
+                self._meter.waited,
+            )
+        elif names:
+            self._local_norms = model
+            if self.is_leader and self.world > 1:
+                log.warning("%s", norm.notice(names))
         self._reducer = Reducer(
             params, group, on_ready=self._send_pulse, on_reduced=self._take_pulse
         )
@@ -292,6 +308,12 @@ class Session:
             if self._agent.failure is not None:
                 log.warning("the balancer has stopped, shares stay: %s", self._agent.failure)
                 self._agent.failure = None
+
+    def end_epoch(self, step: int) -> None:
+        """The loader is through: running statistics kept by each worker become one."""
+        if self._local_norms is not None and self.world > 1:
+            share = float(self.shares_at(step)[self.rank])
+            norm.average_buffers(self._local_norms, self._group, share)
 
     def _on_optimizer_step(self, *_: Any) -> None:
         self._batches_since_step = 0

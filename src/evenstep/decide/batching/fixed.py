@@ -9,7 +9,7 @@ import numpy as np
 
 from evenstep.decide.batching.rules import hold, require
 from evenstep.decide.split import in_proportion
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, PausedError
 from evenstep.ports import Move
 from evenstep.types import Fleet, FloatArray, IntArray, Outcome, WorkerId
 
@@ -77,6 +77,8 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def _given(self, fleet: Fleet) -> IntArray:
         """The share of every worker of the first fleet; all must be foreseen."""
         if not isinstance(self.shares, dict):
+            if len(fleet) < len(self._figures()):
+                raise PausedError(f"shares are given for {len(self._figures())} workers")
             return np.array(self._figures(), dtype=np.int64)
         rows = []
         for worker, kind in zip(fleet.ids, fleet.kinds, strict=True):
