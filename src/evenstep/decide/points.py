@@ -22,7 +22,7 @@ SLOTS = 8
 """Points kept of a worker: enough for a flat part and a line, and old ones make room."""
 
 NEAR = 0.06
-"""Shares this near each other, relatively, are one point."""
+"""Shares this near each other, relatively, are one point; less where noise hides less."""
 
 SURE = 5.0
 """Standard deviations of noise beyond which a step is news."""
@@ -157,9 +157,9 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
     took_s = np.where(seen, outcome.compute_s, 1.0)
     error = np.where(old, np.log(took_s / expected.seconds(share.astype(np.int64))), 0.0)
     slot, away = _nearest(points, share)
-    near = old & (away < NEAR)
-
     sigma = np.sqrt(points.noise)
+    near = old & (away < np.minimum(NEAR, 2.0 * sigma))
+
     surprise = old & (np.abs(error) > away + SURE * sigma)
     # The first step at a new share may pay for the change: of two times there the shorter counts.
     again = near & surprise & (error < 0) & (points.weight[np.arange(len(slot)), slot] <= 1.0)
