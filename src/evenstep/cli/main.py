@@ -14,6 +14,7 @@ from evenstep.errors import EvenstepError
 
 COMMANDS = {
     "simulate": "Run a scenario on a virtual clock and compare policies.",
+    "verify": "Train a few steps alone and on uneven workers, and compare.",
     "replay": "Decide a recorded run again and show what differs.",
 }
 

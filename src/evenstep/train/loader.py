@@ -60,6 +60,8 @@ class Loader:
     ) -> None:
         check_dataset(dataset, batch, options)
         self._session, self._weight = session, weight
+        if session.probe is not None:
+            dataset, options = session.probe.watch_data(dataset, options)
         length = len(dataset)  # type: ignore[arg-type]
         self.order = Order(
             length=length, batch=batch, seed=seed, shuffle=shuffle, drop_last=drop_last
@@ -80,6 +82,8 @@ class Loader:
         for step, batch in enumerate(self._loader, start=first + sampler.step):
             begin, end = self.order.slice(step - first)
             low, high = cut(end - begin, session.shares_at(step))[session.rank]
+            if session.probe is not None:
+                batch = session.probe.begin_step(batch, high - low)
             weight = float(high - low)
             if self._weight is not None and high > low:
                 weight = float(self._weight(batch))

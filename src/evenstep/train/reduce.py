@@ -87,6 +87,7 @@ class Reducer:
         self.group = group
         self.weight = 1.0 / group.world  # of this worker's mean, of 1 over all workers
         self._on_ready, self._on_reduced = on_ready, on_reduced
+        self.after: Callable[[], None] | None = None  # called when gradients are in place
         # Alone there is nobody to reduce with, and gradients stay untouched where they are.
         self.buckets = [Bucket(ps, group.device) for ps in cut(params)] if group.world > 1 else []
         self._bucket_of = {p: b for b in self.buckets for p in b.params}
@@ -138,6 +139,8 @@ class Reducer:
             bucket.empty(scale, used[:num])
             bucket.missing, bucket.work, used = num, None, used[num:]
         self._next, self._armed = 0, False
+        if self.after is not None:
+            self.after()
 
 
 def cut(params: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:

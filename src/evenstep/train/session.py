@@ -29,6 +29,7 @@ from evenstep.train.loader import Loader, Weight, check_dataset
 from evenstep.train.meeting import Meeting, check_models
 from evenstep.train.meter import Meter, Outlook
 from evenstep.train.order import cut
+from evenstep.train.probe import Finished, Probe
 from evenstep.train.pulse import Order, Report, fill, read
 from evenstep.train.reduce import Reducer
 from evenstep.types import Worker
@@ -74,6 +75,7 @@ class Session:
         journal: Path | None,
     ) -> None:
         self.rank, self.world = place.rank, place.world
+        self.probe = Probe.find(os.environ, place.rank)  # None, unless `evenstep verify` runs this
         self._settings, self._cap, self._min_share = settings, cap, min_share
         self._seed, self._journal = seed, journal
         self._hosts_store = place.hosts_store
@@ -94,6 +96,7 @@ class Session:
         self._pulse_work: Any = None
         self._reports: list[Report] = []
         self._batches_since_step = 0
+        self._in_hand = False  # a batch of the loader
         self._registered: dict[str, Any] = {}
         self._local_norms: torch.nn.Module | None = None
 
@@ -106,7 +109,7 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
+        if error is not None and not isinstance(error, Finished):
             self._meeting.fail(error)
         self.close()
 
@@ -174,6 +177,8 @@ class Session:
         self._reducer = Reducer(
             params, group, on_ready=self._send_pulse, on_reduced=self._take_pulse
         )
+        if self.probe is not None:
+            self.probe.watch_model(model, self._reducer)
         for other in others:
             if isinstance(other, torch.optim.Optimizer):
                 other.register_step_post_hook(self._on_optimizer_step)
@@ -256,11 +261,16 @@ class Session:
             raise ConfigError("loader", "call session.prepare(model, ...) before the first batch")
         self._report = (samples, weight, float(total))
         self._reducer.weight = weight / total
-        self._reports = []
+        self._reports, self._in_hand = [], True
         self._began_s = time.monotonic()
         self._meter.begin()
 
     def _send_pulse(self, used: list[bool]) -> None:
+        if not self._in_hand:
+            raise EvenstepError(
+                "a backward pass outside of a loop over session.loader(...), on samples that "
+                "nobody shares out. Take training batches from session.loader alone."
+            )
         self._meter.ready()
         order = None
         if self._agent is not None:
@@ -295,7 +305,7 @@ class Session:
             raise EvenstepError(
                 f"step {step} had no backward pass: every batch needs one on every rank"
             )
-        self._next_step = step + 1
+        self._next_step, self._in_hand = step + 1, False
         self._batches_since_step += 1
         if self._batches_since_step > FORGOTTEN:
             raise EvenstepError(
@@ -308,6 +318,8 @@ class Session:
             if self._agent.failure is not None:
                 log.warning("the balancer has stopped, shares stay: %s", self._agent.failure)
                 self._agent.failure = None
+        if self.probe is not None:
+            self.probe.end_step()
 
     def end_epoch(self, step: int) -> None:
         """The loader is through: running statistics kept by each worker become one."""
@@ -350,6 +362,9 @@ class Session:
                     raise ConfigError(
                         name, f"is {facts[name]} on rank {self.rank}, {other[name]} on rank {rank}"
                     )
+        if self.probe is not None:
+            self._plans = self.probe.plans(loader.order.batch, self.world)
+            return
         if self.is_leader:
             batch = {"size": loader.order.batch, "min_share": self._min_share}
             settings = build(

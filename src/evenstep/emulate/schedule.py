@@ -1,0 +1,131 @@
+"""Unevenness as data: which worker has how many cores, and when that changes.
+
+Time is whatever the caller counts in: seconds in a crew, steps in a loop that counts them.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from evenstep.errors import InvalidInputError
+
+Levels = tuple[float, ...]
+"""One number a worker: cores, a factor, a duty."""
+
+OMNILEARN_LEVELS = (1, 2, 4, 8, 8, 4, 2, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Levels that hold from `starts[i]` on; begun anew every `every`, if that is given."""
+
+    starts: tuple[float, ...]
+    levels: tuple[Levels, ...]
+    every: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.starts or len(self.starts) != len(self.levels):
+            raise InvalidInputError(
+                "schedule", f"{len(self.starts)} starts for {len(self.levels)} levels"
+            )
+        rises = all(a < b for a, b in zip(self.starts, [*self.starts[1:], self.every], strict=True))
+        if self.starts[0] != 0 or not rises:
+            raise InvalidInputError(
+                "schedule", f"starts must rise from 0 to below {self.every}, got {self.starts}"
+            )
+        if len({len(row) for row in self.levels}) != 1 or not self.levels[0]:
+            raise InvalidInputError("schedule", "levels must be of the same workers, one or more")
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers it has levels for."""
+        return len(self.levels[0])
+
+    def at(self, now: float) -> Levels:
+        """The levels at a moment, the change at that very moment included."""
+        within = max(0.0, now) % self.every
+        return self.levels[bisect_right(self.starts, within) - 1]
+
+    def changes(self) -> Iterator[tuple[float, Levels]]:
+        """Each stage with its start, in order; without end if the schedule begins anew."""
+        for begun in count(0.0, self.every) if self.every < math.inf else (0.0,):
+            yield from (
+                (begun + start, row) for start, row in zip(self.starts, self.levels, strict=True)
+            )
+
+
+def steady(levels: Sequence[float]) -> Schedule:
+    """Nothing changes."""
+    return Schedule(starts=(0.0,), levels=(tuple(levels),))
+
+
+def step_change(before: Sequence[float], after: Sequence[float], *, at: float) -> Schedule:
+    """One change, for good."""
+    return Schedule(starts=(0.0, at), levels=(tuple(before), tuple(after)))
+
+
+def periodic(
+    calm: Sequence[float], disturbed: Sequence[float], *, every: float, lasts: float
+) -> Schedule:
+    """Calm, then disturbed for the last `lasts` of each `every`."""
+    return Schedule(
+        starts=(0.0, every - lasts), levels=(tuple(calm), tuple(disturbed)), every=every
+    )
+
+
+def h_level(
+    num_workers: int, h: float, total_cores: float, *, most_cores: float = math.inf
+) -> Levels:
+    """Cores with the most over the least equal to `h` and a given total, the least first.
+
+    Neighbours differ by equal factors: 39 cores at H = 2 are 8.8, 12.5 and 17.7 (the paper: 9,
+    12, 18). Where the largest would then exceed `most_cores` (one thread cannot use more than
+    one core), it gets `most_cores`, the smallest 1/h of that, and those between share the rest
+    evenly: 39 cores at H = 10, 20 at most, are 2, 17 and 20, as in the paper.
+    """
+    _check_workers(num_workers, h, total_cores)
+    spread = [h ** (i / (num_workers - 1)) for i in range(num_workers)]
+    scale = total_cores / math.fsum(spread)
+    if spread[-1] * scale <= most_cores:
+        return tuple(x * scale for x in spread)
+    least = most_cores / h
+    rest = total_cores - least - most_cores
+    between = num_workers - 2
+    if not least * between <= rest <= most_cores * between:
+        raise InvalidInputError(
+            "total_cores",
+            f"{num_workers} workers of {least:.3g} to {most_cores:.3g} cores, one of each at H = "
+            f"{h:g}, cannot have {total_cores:g} together. Lower the total.",
+        )
+    return (least, *[rest / between] * between, most_cores)
+
+
+def omnilearn(total_cores: float, *, stage: float, num_workers: int = 4) -> Schedule:
+    """OmniLearn's changing heterogeneity, HL 1-2-4-8-8-4-2-1, each level for `stage`.
+
+    At level h > 1 the last worker has h times the cores of the one before it, all others 1.5
+    times: 48 cores over four are 12, 12, 12, 12 / 12, 12, 8, 16 / 9, 9, 6, 24 / 6, 6, 4, 32.
+    """
+    _check_workers(num_workers, 1, total_cores)
+
+    def level(h: float) -> Levels:
+        parts = [1.5] * (num_workers - 2) + [1.0, h] if h > 1 else [1.0] * num_workers
+        return tuple(total_cores * part / math.fsum(parts) for part in parts)
+
+    return Schedule(
+        starts=tuple(i * stage for i in range(len(OMNILEARN_LEVELS))),
+        levels=tuple(level(h) for h in OMNILEARN_LEVELS),
+    )
+
+
+def _check_workers(num_workers: int, h: float, total_cores: float) -> None:
+    if num_workers < 2:
+        raise InvalidInputError("num_workers", f"unevenness needs 2 or more, got {num_workers}")
+    if not 1 <= h < math.inf:
+        raise InvalidInputError("h", f"must be 1 or more and finite, got {h}")
+    if not 0 < total_cores < math.inf:
+        raise InvalidInputError("total_cores", f"must be above 0 and finite, got {total_cores}")

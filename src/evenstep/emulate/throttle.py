@@ -1,0 +1,58 @@
+"""The fallback where CPU quotas cannot be had: a worker slows itself down by sleeping."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from evenstep.emulate.wait import Clock, Sleep, wait_until
+from evenstep.errors import InvalidInputError
+
+log = logging.getLogger(__name__)
+
+
+class Throttle:
+    """Makes each step take `factor` times its compute time. `used`: whether it ever had to.
+
+    The factor may be a function, asked at each step, for unevenness that changes.
+    """
+
+    def __init__(
+        self,
+        factor: float | Callable[[], float],
+        *,
+        clock: Clock = time.monotonic,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        self._factor = factor
+        self._clock, self._sleep = clock, sleep
+        self.used = False
+        if not callable(factor):
+            _checked(factor)
+
+    @property
+    def factor(self) -> float:
+        """How many times as long a step takes at the moment."""
+        return _checked(self._factor() if callable(self._factor) else self._factor)
+
+    def after(self, compute_s: float) -> float:
+        """Sleep as long as a slower worker would have computed on; what the step took in all.
+
+        Call it where the compute ends and before the gradients are reduced, so that the wait
+        counts as this worker's own.
+        """
+        now_s, factor = self._clock(), self.factor
+        if factor == 1 or compute_s <= 0:
+            return compute_s
+        if not self.used:
+            self.used = True
+            log.warning("no CPU quota: throttling in process, x%.3g by sleeping", factor)
+        late_s = wait_until(now_s + (factor - 1) * compute_s, clock=self._clock, sleep=self._sleep)
+        return factor * compute_s + late_s
+
+
+def _checked(factor: float) -> float:
+    if not 1 <= factor < float("inf"):
+        raise InvalidInputError("factor", f"must be 1 or more and finite, got {factor}")
+    return factor
