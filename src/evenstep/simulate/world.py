@@ -12,12 +12,9 @@ import numpy as np
 
 from evenstep.decide.curves import AnyMonotone, Curves, FlatLinear
 from evenstep.simulate.scenario import Scenario, WorkerGroup
-from evenstep.types import FloatArray, IntArray, Worker
+from evenstep.types import MOST_SAMPLES, FloatArray, IntArray, Worker
 
 MOMENT_S = 1e-12
-
-CAPLESS = 2**53
-"""A cap that is none: up to here a float counts samples exactly."""
 
 
 class World:
@@ -29,7 +26,7 @@ class World:
         self.late_s = np.array([k * g.stagger_s for g in groups for k in range(g.count)])
         self.num_initial = sum(g.count for g in scenario.workers)
         self.names = _names(self.groups)
-        self.caps = np.array([g.cap or CAPLESS for g in self.groups], dtype=np.int64)
+        self.caps = np.array([g.cap or MOST_SAMPLES for g in self.groups], dtype=np.int64)
         self._floor_s = np.array([g.floor_s for g in self.groups])
         self._fixed_s = np.array([g.fixed_s for g in self.groups])
         self._per_sample_s = np.array([g.per_sample_s for g in self.groups])

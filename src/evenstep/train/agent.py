@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from evenstep.engine import Engine
-from evenstep.train.pulse import Order, Report
+from evenstep.train.pulse import RankPlan, Report
 from evenstep.types import Joined, Pause, Plan, StepDone, StepReport, Worker
 
 
@@ -43,13 +43,13 @@ class Agent:
         done = StepDone(step=step, generation=generation, seconds=seconds, reports=tuple(rows))
         self._inbox.put((at_s, done))
 
-    def take(self, from_step: int) -> Order | None:
+    def take(self, from_step: int) -> RankPlan | None:
         """The newest plan, once, to be valid from a step on."""
         with self._lock:
             plan, self._newest = self._newest, None
         if plan is None:
             return None
-        return Order(from_step=from_step, shares=tuple(plan.shares[w] for w in self._ids))
+        return RankPlan(from_step=from_step, shares=tuple(plan.shares[w] for w in self._ids))
 
     def close(self) -> None:
         """Decide on what has been reported, then end."""

@@ -32,7 +32,7 @@ from evenstep.train.evidence import (
 )
 from evenstep.train.norm import find as find_local_norms
 from evenstep.train.order import cut
-from evenstep.train.pulse import Order
+from evenstep.train.pulse import RankPlan
 from evenstep.train.reduce import Reducer
 
 OTHER = 982_451_653
@@ -59,14 +59,16 @@ class Probe:
         told = environment.get(VARIABLE)
         return cls(msgspec.json.decode(told, type=Task), rank) if told else None
 
-    def plans(self, batch: int, world: int) -> list[Order]:
+    def plans(self, batch: int, world: int) -> list[RankPlan]:
         """The shares of every step: handed on from rank to rank, so that everyone's change."""
         shares = self._task.shares if world > 1 else (1,)
         orders = []
         for step in range(self._task.num_steps):
             by = step % world
             parts = cut(batch, shares[-by:] + shares[:-by])
-            orders.append(Order(from_step=step, shares=tuple(end - begin for begin, end in parts)))
+            orders.append(
+                RankPlan(from_step=step, shares=tuple(end - begin for begin, end in parts))
+            )
         return orders
 
     def watch_data(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

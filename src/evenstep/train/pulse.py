@@ -28,7 +28,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RankPlan:
     """Shares by rank, valid from a step on."""
 
     from_step: int
@@ -36,7 +36,7 @@ class Order:
 
 
 def fill(
-    world: int, rank: int, report: Report, order: Order | None, used: Sequence[bool]
+    world: int, rank: int, report: Report, plan: RankPlan | None, used: Sequence[bool]
 ) -> torch.Tensor:
     """This rank's part of the pulse. Double precision holds every count exactly."""
     pulse = torch.zeros(world * REPORT + 1 + world + len(used), dtype=torch.float64)
@@ -49,14 +49,14 @@ def fill(
         report.weight,
     )
     pulse[rank * REPORT : (rank + 1) * REPORT] = torch.tensor(row, dtype=torch.float64)
-    plan, flags = world * REPORT, world * REPORT + 1 + world
-    if order is not None:
-        pulse[plan:flags] = torch.tensor([order.from_step + 1, *order.shares]).double()
+    begin, flags = world * REPORT, world * REPORT + 1 + world
+    if plan is not None:
+        pulse[begin:flags] = torch.tensor([plan.from_step + 1, *plan.shares]).double()
     pulse[flags:] = torch.tensor(used, dtype=torch.float64)
     return pulse
 
 
-def read(pulse: torch.Tensor, world: int) -> tuple[list[Report], Order | None, list[bool]]:
+def read(pulse: torch.Tensor, world: int) -> tuple[list[Report], RankPlan | None, list[bool]]:
     """All reports by rank, the plan if the leader sent one, and the parameters anyone used."""
     values = pulse.tolist()
     reports = []
@@ -73,7 +73,7 @@ def read(pulse: torch.Tensor, world: int) -> tuple[list[Report], Order | None, l
                 weight=weight,
             )
         )
-    plan, flags = world * REPORT, world * REPORT + 1 + world
-    from_step, *shares = (int(v) for v in values[plan:flags])
-    order = Order(from_step=from_step - 1, shares=tuple(shares)) if from_step else None
-    return reports, order, [v > 0 for v in values[flags:]]
+    begin, flags = world * REPORT, world * REPORT + 1 + world
+    from_step, *shares = (int(v) for v in values[begin:flags])
+    plan = RankPlan(from_step=from_step - 1, shares=tuple(shares)) if from_step else None
+    return reports, plan, [v > 0 for v in values[flags:]]

@@ -30,7 +30,7 @@ from evenstep.train.meeting import Meeting, check_models
 from evenstep.train.meter import Meter, Outlook
 from evenstep.train.order import cut
 from evenstep.train.probe import Finished, Probe
-from evenstep.train.pulse import Order, Report, fill, read
+from evenstep.train.pulse import RankPlan, Report, fill, read
 from evenstep.train.reduce import Reducer
 from evenstep.types import Worker
 
@@ -88,7 +88,7 @@ class Session:
         self._meter = Meter(CPU)
         self._agent: Agent | None = None
         self._loader: Loader | None = None
-        self._plans: list[Order] = []
+        self._plans: list[RankPlan] = []
         self._next_step = 0
         self._began_s = self._started_s = time.monotonic()
         self._report: tuple[int, float, float] = (0, 0.0, 1.0)  # samples, weight, total
@@ -384,7 +384,7 @@ class Session:
             if first is None:
                 raise EvenstepError(self._agent.paused)
             self._meeting.tell("first", list(first.shares))
-        self._plans = [Order(from_step=0, shares=tuple(self._meeting.hear("first", 0)))]
+        self._plans = [RankPlan(from_step=0, shares=tuple(self._meeting.hear("first", 0)))]
 
 
 def _dial(place: Place) -> Store:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from evenstep.errors import ConfigError
-from evenstep.types import Fleet, FloatArray, IntArray, Outcome
-
-SHORTEST_S, LONGEST_S = 1e-9, 1e9
-"""Times beyond these are clamped to them: a clock that lies must not overflow a sum."""
+from evenstep.types import LONGEST_S, SHORTEST_S, Fleet, FloatArray, IntArray, Outcome
 
 
 def working_bounds(fleet: Fleet, batch: int) -> tuple[IntArray, IntArray]:
