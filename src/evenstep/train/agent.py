@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 
 from evenstep.engine import Engine
+from evenstep.pace import Pace
 from evenstep.train.pulse import RankPlan, Report
 from evenstep.types import Joined, Pause, Plan, StepDone, StepReport, Worker
 
@@ -17,6 +19,7 @@ class Agent:
     def __init__(self, engine: Engine, workers: Sequence[Worker]) -> None:
         self._engine = engine
         self._ids = [w.id for w in workers]
+        self._pace = Pace()
         self._inbox: queue.SimpleQueue[tuple[float, StepDone] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._newest: Plan | None = None
@@ -27,7 +30,10 @@ class Agent:
         self._thread.start()
 
     def report(self, at_s: float, step: int, seconds: float, reports: Sequence[Report]) -> None:
-        """Hand over what a step measured, by rank."""
+        """Hand over what a step measured, by rank, if it is worth a decision."""
+        with self._lock:
+            if not self._pace.wants(at_s, [r.compute_s for r in reports]):
+                return
         rows = (
             StepReport(
                 worker=worker,
@@ -66,9 +72,14 @@ class Agent:
             self.failure = e
 
     def _handle(self, at_s: float, event: Joined | StepDone) -> None:
-        for action in self._engine.handle(at_s, event):
-            if isinstance(action, Plan):
-                with self._lock:
-                    self._newest = action
-            elif isinstance(action, Pause):
+        begun_s = time.thread_time()
+        actions = self._engine.handle(at_s, event)
+        took_s = time.thread_time() - begun_s
+        plans = [action for action in actions if isinstance(action, Plan)]
+        with self._lock:
+            self._pace.decided(at_s, took_s, moved=bool(plans))
+            if plans:
+                self._newest = plans[-1]
+        for action in actions:
+            if isinstance(action, Pause):
                 self.paused = action.reason

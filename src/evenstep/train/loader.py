@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from evenstep.errors import ConfigError
 from evenstep.train.order import Order, cut
+from evenstep.train.pulse import MOST_SAMPLES
 
 if TYPE_CHECKING:
     from evenstep.train.session import Session
@@ -112,6 +113,8 @@ def check_dataset(dataset: Any, batch: int, options: dict[str, Any]) -> None:
         )
     if batch < 1:
         raise ConfigError("batch", f"must be 1 or more, got {batch}")
+    if batch > MOST_SAMPLES:
+        raise ConfigError("batch", f"must be at most {MOST_SAMPLES}, got {batch}")
     if len(dataset) < batch:
         raise ConfigError(
             "batch", f"{batch} is more than the {len(dataset)} samples of the dataset; lower it"

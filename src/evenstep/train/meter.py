@@ -67,7 +67,7 @@ class Meter:
 class Outlook:
     """Free CPU and memory of this host, read by a thread of its own, off the hot path."""
 
-    def __init__(self, every_s: float = 0.1) -> None:
+    def __init__(self, every_s: float = 0.25) -> None:
         self.free_cpu, self.free_memory = 1.0, 1.0
         self._done = threading.Event()
         self._thread = threading.Thread(

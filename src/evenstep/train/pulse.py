@@ -1,8 +1,8 @@
-"""The pulse: one small sum beside the gradients, by which all ranks learn the same at one step.
+"""The pulse: a few numbers summed along with the gradients, so that all ranks learn the same.
 
 Every rank fills in its own report and leaves the others' zero, and flags the parameters it has a
 gradient for; the leader fills in the newest plan. After the sum everyone holds all reports and the
-plan, with no further round trip.
+plan, with no further round trip. All counts are below 2**24: single precision holds them exactly.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+MOST_SAMPLES = 2**24
 REPORT = 6  # samples, compute_s, wait_s, free_cpu, free_memory, weight
 
 
@@ -35,12 +37,18 @@ class RankPlan:
     shares: tuple[int, ...]
 
 
+def size(world: int) -> int:
+    """Numbers in a pulse, the flags not counted."""
+    return world * REPORT + 1 + world
+
+
 def fill(
-    world: int, rank: int, report: Report, plan: RankPlan | None, used: Sequence[bool]
+    step: int, world: int, rank: int, report: Report, plan: RankPlan | None, used: Sequence[bool]
 ) -> torch.Tensor:
-    """This rank's part of the pulse. Double precision holds every count exactly."""
-    pulse = torch.zeros(world * REPORT + 1 + world + len(used), dtype=torch.float64)
-    row = (
+    """This rank's part of the pulse of a step."""
+    begin, flags = world * REPORT, size(world)
+    pulse = np.zeros(flags + len(used))
+    pulse[rank * REPORT : (rank + 1) * REPORT] = (
         report.samples,
         report.compute_s,
         report.wait_s,
@@ -48,15 +56,15 @@ def fill(
         report.free_memory,
         report.weight,
     )
-    pulse[rank * REPORT : (rank + 1) * REPORT] = torch.tensor(row, dtype=torch.float64)
-    begin, flags = world * REPORT, world * REPORT + 1 + world
     if plan is not None:
-        pulse[begin:flags] = torch.tensor([plan.from_step + 1, *plan.shares]).double()
-    pulse[flags:] = torch.tensor(used, dtype=torch.float64)
-    return pulse
+        pulse[begin:flags] = (plan.from_step - step, *plan.shares)  # never at the step itself
+    pulse[flags:] = used
+    return torch.from_numpy(pulse)
 
 
-def read(pulse: torch.Tensor, world: int) -> tuple[list[Report], RankPlan | None, list[bool]]:
+def read(
+    pulse: torch.Tensor, step: int, world: int
+) -> tuple[list[Report], RankPlan | None, list[bool]]:
     """All reports by rank, the plan if the leader sent one, and the parameters anyone used."""
     values = pulse.tolist()
     reports = []
@@ -73,7 +81,7 @@ def read(pulse: torch.Tensor, world: int) -> tuple[list[Report], RankPlan | None
                 weight=weight,
             )
         )
-    begin, flags = world * REPORT, world * REPORT + 1 + world
-    from_step, *shares = (int(v) for v in values[begin:flags])
-    plan = RankPlan(from_step=from_step - 1, shares=tuple(shares)) if from_step else None
+    begin, flags = world * REPORT, size(world)
+    ahead, *shares = (int(v) for v in values[begin:flags])
+    plan = RankPlan(from_step=step + ahead, shares=tuple(shares)) if ahead else None
     return reports, plan, [v > 0 for v in values[flags:]]

@@ -7,6 +7,9 @@ accumulated over several backward passes, come out as they went in.
 
 Buckets are cut once, from the parameters in reverse order, and reduced strictly in that order: the
 layout is the same on every rank from the first step on, whoever joins when.
+
+The pulse travels at the end of the last bucket, so that it costs no sum of its own; where a bucket
+cannot hold its numbers, in half precision or on a GPU, it goes beside it.
 """
 
 from __future__ import annotations
@@ -18,79 +21,101 @@ import torch
 from torch.autograd import Variable
 from torch.distributed.distributed_c10d import Work
 
+from evenstep.errors import EvenstepError
 from evenstep.train.group import Group
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first reduction starts early
 BUCKET_BYTES = 25 << 20
+EXACT = (torch.float32, torch.float64)  # these hold the numbers of a pulse
 
 
 class Bucket:
-    """A flat buffer and the parameters whose gradients it carries."""
+    """A flat buffer and the parameters whose gradients it carries, with room for some more."""
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], device: torch.device) -> None:
+    def __init__(
+        self, params: Sequence[torch.nn.Parameter], device: torch.device, room: int = 0
+    ) -> None:
         self.params = list(params)
-        numel = sum(p.numel() for p in self.params)
+        sizes = [p.numel() for p in self.params]
         # Where the group can reduce it: on the host, for gradients of a GPU beside other devices.
-        self.flat = torch.zeros(numel, dtype=self.params[0].dtype, device=device)
-        pieces = torch.split(self.flat, [p.numel() for p in self.params])
-        self.views = [piece.view_as(p) for piece, p in zip(pieces, self.params, strict=True)]
-        self.missing = len(self.params)
+        self.flat = torch.zeros(sum(sizes) + room, dtype=self.params[0].dtype, device=device)
+        *pieces, self.rest = self.flat.split([*sizes, room])
+        self.views = list(map(_like, pieces, self.params))
+        self.filled: set[int] = set()  # places of the parameters whose gradients are in
         self.work: Work | None = None
 
-    def fill(self, weight: float) -> None:
-        """The weighted gradients into the buffer; no gradient, or no weight, is zero."""
-        if weight == 0:
-            self.flat.zero_()  # not a product: what nobody counts may be NaN
-            return
-        here = [(v, p.grad) for v, p in zip(self.views, self.params, strict=True)]
-        for view, grad in here:
-            if grad is None:
-                view.zero_()
-        pairs = [(v, g) for v, g in here if g is not None]
-        if pairs:
-            torch._foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
-            self.flat.mul_(weight)
+    def fill(self, place: int, weight: float) -> None:
+        """A parameter's weighted gradient into the buffer; no gradient, or no weight, is zero."""
+        self.filled.add(place)
+        view, grad = self.views[place], self.params[place].grad
+        if grad is None or weight == 0:
+            view.zero_()  # not a product: what nobody counts may be NaN
+        elif grad.device == view.device:
+            torch.mul(grad, weight, out=view)
+        else:
+            view.copy_(grad).mul_(weight)
+
+    def fill_up(self, weight: float) -> None:
+        """The parameters that this pass did not reach, with what earlier ones left them."""
+        for place in range(len(self.params)):
+            if place not in self.filled:
+                self.fill(place, weight)
 
     def empty(self, scale: float, used: Sequence[bool]) -> None:
-        """The reduced gradients out of the buffer; none for a parameter that nobody used."""
+        """The reduced gradients become the parameters'; none where nobody used a parameter."""
         if scale != 1.0:
             self.flat.mul_(scale)
-        grads, views = [], []
         for param, view, anybody in zip(self.params, self.views, used, strict=True):
             if not anybody:
                 param.grad = None
-                continue
-            if param.grad is None:
-                param.grad = torch.empty_like(param)
-            grads.append(param.grad)
-            views.append(view)
-        if grads:
-            torch._foreach_copy_(grads, views)
+            elif param.device == view.device:
+                param.grad = view  # no copy: the buffer is the gradient until the next pass
+            else:
+                param.grad = view.to(param.device)
+        self.filled.clear()
+        self.work = None
+
+
+def _like(piece: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
+    """A part of the buffer in the shape of a parameter, and in its order in memory."""
+    dense = param.is_contiguous(memory_format=torch.channels_last) if param.dim() == 4 else False
+    return piece.as_strided(param.shape, param.stride()) if dense else piece.view(param.shape)
 
 
 class Reducer:
     """Reduces the gradients of one model at the end of every backward pass.
 
-    `on_ready` is called when the last local gradient is on its way, with the parameters that have
-    one; `on_reduced` when all sums are there. It answers with a factor for the gradients and with
-    the parameters that any worker used.
+    `on_ready` is called when the last local gradient is there, with the parameters that have one,
+    and answers with the pulse, `pulse` numbers and a flag for each parameter; `on_reduced` when all
+    sums are there, with that of the pulse. It answers with a factor for the gradients and with the
+    parameters that any worker used. A pulse that no bucket can hold is summed over `control`.
     """
 
     def __init__(
         self,
         params: Sequence[torch.nn.Parameter],
         group: Group,
+        control: Group,
         *,
-        on_ready: Callable[[list[bool]], None],
-        on_reduced: Callable[[], tuple[float, list[bool]]],
+        pulse: int,
+        on_ready: Callable[[list[bool]], torch.Tensor],
+        on_reduced: Callable[[torch.Tensor], tuple[float, list[bool]]],
     ) -> None:
-        self.group = group
+        self.group, self._control = group, control
         self.weight = 1.0 / group.world  # of this worker's mean, of 1 over all workers
         self._on_ready, self._on_reduced = on_ready, on_reduced
         self.after: Callable[[], None] | None = None  # called when gradients are in place
         # Alone there is nobody to reduce with, and gradients stay untouched where they are.
-        self.buckets = [Bucket(ps, group.device) for ps in cut(params)] if group.world > 1 else []
-        self._bucket_of = {p: b for b in self.buckets for p in b.params}
+        self.buckets: list[Bucket] = []
+        if group.world > 1:
+            *first, last = cut(params)
+            holds = last[0].dtype in EXACT and group.device.type == "cpu"
+            room = pulse + sum(p.requires_grad for p in params) if holds else 0
+            self.buckets = [Bucket(ps, group.device) for ps in first]
+            self.buckets.append(Bucket(last, group.device, room))
+        self._pulse = torch.zeros(0)
+        self._pulse_work: Work | None = None  # if it goes by itself
+        self._place_of = {p: (b, i) for b in self.buckets for i, p in enumerate(b.params)}
         self._next = 0  # the bucket to be reduced next
         self._armed = False
         self._handles: list[Any] = [
@@ -103,23 +128,38 @@ class Reducer:
             handle.remove()
         for bucket in self.buckets:
             bucket.work = None
+        self._pulse_work = None
 
     def _on_grad(self, param: torch.Tensor) -> None:
         if not self._armed:
             self._armed = True
             Variable._execution_engine.queue_callback(self._finish)
-        bucket = self._bucket_of.get(param)  # type: ignore[call-overload]
-        if bucket is not None:
-            bucket.missing -= 1
-        while self._next < len(self.buckets) and self.buckets[self._next].missing <= 0:
-            self._start(self.buckets[self._next])
+        if not self.buckets:
+            return
+        bucket, place = self._place_of[param]  # type: ignore[index]
+        if place in bucket.filled:
+            raise EvenstepError(
+                f"a parameter of shape {tuple(param.shape)} got its gradient twice in one backward "
+                "pass, so it cannot be reduced while the pass runs. Checkpointing does that: "
+                "call it with use_reentrant=False."
+            )
+        bucket.fill(place, self.weight)
+        while self._next < len(self.buckets):
+            bucket = self.buckets[self._next]
+            if len(bucket.filled) < len(bucket.params):
+                break
+            self._start(bucket)
 
     def _start(self, bucket: Bucket) -> None:
         self._next += 1
-        bucket.fill(self.weight)
-        bucket.work = self.group.sum_async(bucket.flat)
         if self._next == len(self.buckets):
-            self._on_ready(self._used())
+            self._pulse = self._on_ready(self._used())
+            if len(bucket.rest):
+                bucket.rest.copy_(self._pulse)
+                self._pulse = bucket.rest
+            else:
+                self._pulse_work = self._control.sum_async(self._pulse)
+        bucket.work = self.group.sum_async(bucket.flat)
 
     def _used(self) -> list[bool]:
         """Which parameters have a gradient here that counts, in the order of the buckets."""
@@ -127,17 +167,20 @@ class Reducer:
 
     def _finish(self) -> None:
         """The end of backward: parameters without a gradient count as zero; wait for the sums."""
-        while self._next < len(self.buckets):
-            self._start(self.buckets[self._next])
+        for bucket in self.buckets[self._next :]:
+            bucket.fill_up(self.weight)
+            self._start(bucket)
         if not self.buckets:
-            self._on_ready([])
+            self._pulse = self._on_ready([])
         for bucket in self.buckets:
             self.group.wait(bucket.work)
-        scale, used = self._on_reduced()
+        self._control.wait(self._pulse_work)
+        self._pulse_work = None
+        scale, used = self._on_reduced(self._pulse)
         for bucket in self.buckets:
             num = len(bucket.params)
             bucket.empty(scale, used[:num])
-            bucket.missing, bucket.work, used = num, None, used[num:]
+            used = used[num:]
         self._next, self._armed = 0, False
         if self.after is not None:
             self.after()

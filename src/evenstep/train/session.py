@@ -22,7 +22,7 @@ from evenstep.errors import ConfigError, EvenstepError
 from evenstep.journal import Journal
 from evenstep.launch.environment import Place, find
 from evenstep.strict import build, override
-from evenstep.train import norm
+from evenstep.train import norm, pulse
 from evenstep.train.agent import Agent
 from evenstep.train.group import CPU, Group
 from evenstep.train.loader import Loader, Weight, check_dataset
@@ -30,7 +30,7 @@ from evenstep.train.meeting import Meeting, check_models
 from evenstep.train.meter import Meter, Outlook
 from evenstep.train.order import cut
 from evenstep.train.probe import Finished, Probe
-from evenstep.train.pulse import RankPlan, Report, fill, read
+from evenstep.train.pulse import RankPlan, Report
 from evenstep.train.reduce import Reducer
 from evenstep.types import Worker
 
@@ -92,8 +92,6 @@ class Session:
         self._next_step = 0
         self._began_s = self._started_s = time.monotonic()
         self._report: tuple[int, float, float] = (0, 0.0, 1.0)  # samples, weight, total
-        self._pulse: torch.Tensor | None = None
-        self._pulse_work: Any = None
         self._reports: list[Report] = []
         self._batches_since_step = 0
         self._in_hand = False  # a batch of the loader
@@ -120,7 +118,6 @@ class Session:
             self._agent.close()
         if self._reducer is not None:
             self._reducer.close()
-        self._pulse_work = None
         self._meeting.part(host=self._hosts_store)
         for group in self._groups:
             group.close()
@@ -175,7 +172,12 @@ class Session:
             if self.is_leader and self.world > 1:
                 log.warning("%s", norm.notice(names))
         self._reducer = Reducer(
-            params, group, on_ready=self._send_pulse, on_reduced=self._take_pulse
+            params,
+            group,
+            self._group,
+            pulse=pulse.size(self.world),
+            on_ready=self._fill_pulse,
+            on_reduced=self._read_pulse,
         )
         if self.probe is not None:
             self.probe.watch_model(model, self._reducer)
@@ -265,7 +267,7 @@ class Session:
         self._began_s = time.monotonic()
         self._meter.begin()
 
-    def _send_pulse(self, used: list[bool]) -> None:
+    def _fill_pulse(self, used: list[bool]) -> torch.Tensor:
         if not self._in_hand:
             raise EvenstepError(
                 "a backward pass outside of a loop over session.loader(...), on samples that "
@@ -285,15 +287,12 @@ class Session:
             free_memory=self._outlook.free_memory,
             weight=weight,
         )
-        self._pulse = fill(self.world, self.rank, report, order, used)
-        self._pulse_work = self._group.sum_async(self._pulse)
+        return pulse.fill(self._next_step, self.world, self.rank, report, order, used)
 
-    def _take_pulse(self) -> tuple[float, list[bool]]:
+    def _read_pulse(self, summed: torch.Tensor) -> tuple[float, list[bool]]:
         """All reports and the leader's plan; what makes the weights add up to one; who is used."""
-        assert self._pulse is not None
-        self._group.wait(self._pulse_work)
         self._meter.reduced()
-        self._reports, order, used = read(self._pulse, self.world)
+        self._reports, order, used = pulse.read(summed, self._next_step, self.world)
         if order is not None:
             self._plans.append(order)
         total = sum(r.weight for r in self._reports)

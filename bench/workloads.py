@@ -1,0 +1,74 @@
+"""What the bench trains: the examples' networks, on made-up data that is ready in memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+
+from char_transformer import Writer
+from cifar_resnet import resnet
+from datasets import made_up
+from fashion_mnist import network
+
+cross_entropy = nn.functional.cross_entropy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A network, samples for it, and the mean loss of a batch."""
+
+    model: nn.Module
+    data: TensorDataset
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy
+    lr: float = 0.05
+
+
+def mlp(num: int) -> Workload:
+    """Small: nearly all of a step is reduction and overhead."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return Workload(model=model, data=made_up(num, (1, 8, 8), seed=1))
+
+
+def cnn(num: int) -> Workload:
+    """The network of examples/fashion_mnist.py."""
+    return Workload(model=network(), data=made_up(num, (1, 28, 28), seed=1))
+
+
+def residual(num: int) -> Workload:
+    """ResNet-20 of examples/cifar_resnet.py, each worker normalising by itself."""
+    return Workload(model=resnet(20), data=made_up(num, (3, 32, 32), seed=1))
+
+
+def transformer(num: int) -> Workload:
+    """The network of examples/char_transformer.py, wider, on lines of 64 characters."""
+    chance = torch.Generator().manual_seed(1)
+    text = torch.randint(64, (num, 65), generator=chance)
+
+    def loss(scores: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(scores.flatten(0, 1), wanted.flatten())
+
+    data = TensorDataset(text[:, :-1].clone(), text[:, 1:].clone())
+    return Workload(model=Writer(64, 64, width=128), data=data, loss=loss)
+
+
+def wide(num: int) -> Workload:
+    """Ten million parameters behind little compute: for memory and for overlap."""
+    model = nn.Sequential(nn.Flatten(), *[nn.Linear(1024, 1024) for _ in range(10)])
+    return Workload(model=model, data=made_up(num, (1, 32, 32), seed=1))
+
+
+WORKLOADS: dict[str, Callable[[int], Workload]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet": residual,
+    "transformer": transformer,
+    "wide": wide,
+}

@@ -1,0 +1,53 @@
+"""How often the brain is asked: at once when a step shows something new, seldom when all is calm.
+
+The brain shares a machine with training. A decision takes it a millisecond or two, which is nothing
+beside a step of a second and a fifth of one of ten milliseconds. So it gets a bounded part of the
+time, saves up while nothing happens, and spends it on every step when something does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+PART = 0.005  # of the time, at most, over any longer while
+SAVED_S = 0.1  # of deciding: what may be saved up for livelier times, and is there to begin with
+NOTICED = 0.05  # of a step lost to waiting, beyond what is usual, makes it worth a decision
+FRESH_STEPS = 5  # watched closely after each plan
+MEMORY = 0.2  # weight of the newest step in what is usual
+
+
+class Pace:
+    """Tells which steps are worth a decision. All times are in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._left_s = SAVED_S
+        self._seen_s: float | None = None
+        self._calm_until_s = 0.0
+        self._usual = 1.0
+        self._fresh = FRESH_STEPS
+
+    def wants(self, now_s: float, compute_s: Sequence[float]) -> bool:
+        """Whether to decide on a step in which the workers computed for so long."""
+        if self._seen_s is not None:
+            self._left_s = min(SAVED_S, self._left_s + PART * (now_s - self._seen_s))
+        self._seen_s = now_s
+        longest = max(compute_s, default=0.0)
+        idle = 1.0 - sum(compute_s) / (len(compute_s) * longest) if longest > 0 else 0.0
+        noticed = idle > self._usual + NOTICED
+        self._usual += MEMORY * (idle - self._usual)
+        if noticed:
+            self._fresh = FRESH_STEPS
+        elif self._fresh > 0:
+            self._fresh -= 1
+        if self._left_s <= 0:
+            return False
+        return noticed or self._fresh > 0 or now_s >= self._calm_until_s
+
+    def decided(self, now_s: float, took_s: float, *, moved: bool) -> None:
+        """A decision was made: what it took, and whether it made a new plan."""
+        self._left_s -= took_s
+        # Half of what comes in is kept for livelier times.
+        self._calm_until_s = now_s + 2 * took_s / PART
+        if moved:
+            self._fresh = FRESH_STEPS
+            self._usual = 1.0  # whatever the new plan makes of it, is watched first
