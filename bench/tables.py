@@ -14,10 +14,10 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
 
-def write(page: str, name: str, table: str) -> None:
+def write(page: str, name: str, table: str, made_by: str = "make tables") -> None:
     """Replace the table called `name` in a page of docs/."""
     path = DOCS / page
-    begin, end = f"<!-- {name}: made by make tables -->", f"<!-- end of {name} -->"
+    begin, end = f"<!-- {name}: made by {made_by} -->", f"<!-- end of {name} -->"
     text = path.read_text(encoding="utf-8")
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)

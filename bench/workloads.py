@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,10 +60,31 @@ def transformer(num: int) -> Workload:
     return Workload(model=Writer(64, 64, width=128), data=data, loss=loss)
 
 
-def wide(num: int) -> Workload:
-    """Ten million parameters behind little compute: for memory and for overlap."""
-    model = nn.Sequential(nn.Flatten(), *[nn.Linear(1024, 1024) for _ in range(10)])
-    return Workload(model=model, data=made_up(num, (1, 32, 32), seed=1))
+class Pause(nn.Module):
+    """Passes everything on; its backward takes a while in which the CPU is free, as with a GPU."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The same, with a pause on the way back."""
+        if x.requires_grad:
+            x.register_hook(lambda _: time.sleep(self.seconds))
+        return x
+
+
+def wide(num: int, pause_s: float = 0.0) -> Workload:
+    """Ten layers of a million parameters each behind little compute: for memory and overlap."""
+    layers = (part for _ in range(10) for part in (nn.Linear(1024, 1024), Pause(pause_s)))
+    return Workload(
+        model=nn.Sequential(nn.Flatten(), *layers), data=made_up(num, (1, 32, 32), seed=1), lr=1e-4
+    )
+
+
+def slow(num: int) -> Workload:
+    """`wide`, ten times 10 ms of somebody else's compute in its backward pass."""
+    return wide(num, pause_s=0.01)
 
 
 WORKLOADS: dict[str, Callable[[int], Workload]] = {
@@ -71,4 +93,5 @@ WORKLOADS: dict[str, Callable[[int], Workload]] = {
     "resnet": residual,
     "transformer": transformer,
     "wide": wide,
+    "slow": slow,
 }

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 PART = 0.005  # of the time, at most, over any longer while
 SAVED_S = 0.1  # of deciding: what may be saved up for livelier times, and is there to begin with
 NOTICED = 0.05  # of a step lost to waiting, beyond what is usual, makes it worth a decision
+UNLIKELY = 4.0  # times what it usually varies by: else noise would use up what is saved
 FRESH_STEPS = 5  # watched closely after each plan
 MEMORY = 0.2  # weight of the newest step in what is usual
 
@@ -23,7 +24,8 @@ class Pace:
         self._left_s = SAVED_S
         self._seen_s: float | None = None
         self._calm_until_s = 0.0
-        self._usual = 1.0
+        self._usual: float | None = None  # part of a step lost to waiting
+        self._varies = 0.0
         self._fresh = FRESH_STEPS
 
     def wants(self, now_s: float, compute_s: Sequence[float]) -> bool:
@@ -33,8 +35,12 @@ class Pace:
         self._seen_s = now_s
         longest = max(compute_s, default=0.0)
         idle = 1.0 - sum(compute_s) / (len(compute_s) * longest) if longest > 0 else 0.0
-        noticed = idle > self._usual + NOTICED
-        self._usual += MEMORY * (idle - self._usual)
+        if self._usual is None:
+            self._usual = idle
+        beyond = idle - self._usual
+        noticed = beyond > max(NOTICED, UNLIKELY * self._varies)
+        self._usual += MEMORY * beyond
+        self._varies += MEMORY * (abs(beyond) - self._varies)
         if noticed:
             self._fresh = FRESH_STEPS
         elif self._fresh > 0:
@@ -50,4 +56,4 @@ class Pace:
         self._calm_until_s = now_s + 2 * took_s / PART
         if moved:
             self._fresh = FRESH_STEPS
-            self._usual = 1.0  # whatever the new plan makes of it, is watched first
+            self._usual = None

@@ -1,0 +1,196 @@
+"""Uneven clusters on this machine, training on them, and the limit of what they can do."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from evenstep.decide.curves import AnyMonotone
+from evenstep.decide.split import in_proportion, split
+from evenstep.emulate import DeviceCurve, run_uneven
+from evenstep.emulate.schedule import Levels, Schedule, steady
+from evenstep.types import FloatArray, IntArray
+
+WARM = 20  # steps that a policy has to find its shares, before a steady figure is taken
+BOUND_S = 240.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Workers of some cores, or with emulated devices; what they train, on what global batch."""
+
+    name: str
+    workload: str
+    batch: int
+    cores: Schedule
+    devices: tuple[DeviceCurve, ...] = ()
+    slowdowns: tuple[tuple[int, Levels], ...] = ()  # of the devices, from a step on
+
+    @property
+    def world(self) -> int:
+        """How many workers."""
+        return self.cores.num_workers
+
+
+def of_devices(name: str, fixed_ms: Sequence[float], per_sample_ms: Sequence[float]) -> Cluster:
+    """Devices on which b samples take a + c * b, with a small net behind them."""
+    devices = tuple(
+        DeviceCurve(fixed_s=a / 1000, per_sample_s=c / 1000)
+        for a, c in zip(fixed_ms, per_sample_ms, strict=True)
+    )
+    none = steady([math.inf] * len(devices))
+    return Cluster(name=name, workload="mlp", batch=128, cores=none, devices=devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a run told: when each step ended, each worker's share, the mean loss of all."""
+
+    batch: int
+    ends_s: FloatArray
+    shares: IntArray  # [step, rank]
+    losses: FloatArray
+
+    @property
+    def seconds(self) -> FloatArray:
+        """How long each step took."""
+        return np.diff(self.ends_s)
+
+    def rate(self, skip: int = 0) -> float:
+        """Samples a second, from a step on."""
+        return self.batch / float(fmean(self.seconds[skip:]))
+
+    @property
+    def smooth_losses(self) -> FloatArray:
+        """The mean loss of each ten steps in a row."""
+        return np.convolve(self.losses, np.full(10, 0.1), mode="valid")
+
+    def seconds_to(self, loss: float) -> float:
+        """When the mean loss of ten steps first falls to a value; inf if it never does."""
+        below = np.flatnonzero(self.smooth_losses <= loss + 1e-6)
+        return float(self.ends_s[below[0] + 9] - self.ends_s[0]) if len(below) else math.inf
+
+
+def train(
+    cluster: Cluster, way: str, steps: int, shares: Sequence[int] = (), journal: Path | None = None
+) -> Run:
+    """One run: `way` is ddp, on given shares, or a policy of evenstep."""
+    told = _run(
+        cluster,
+        ["--way", way, "--batch", str(cluster.batch), "--shares", ",".join(map(str, shares))],
+        ["--steps", str(steps), *(["--journal", str(journal)] if journal else [])],
+    )
+    by_rank = np.array([rank["shares"] for rank in told]).T
+    losses = np.array([rank["losses"] for rank in told]).T
+    return Run(
+        batch=sum(shares) if shares else cluster.batch,
+        ends_s=np.array(told[0]["ends_s"]),
+        shares=by_rank,
+        losses=(by_rank * losses).sum(1) / by_rank.sum(1),
+    )
+
+
+def equal(cluster: Cluster) -> list[int]:
+    """Equal shares, as far as the batch divides."""
+    ones = np.ones(cluster.world)
+    return _in_proportion(cluster, ones)
+
+
+def static(cluster: Cluster) -> list[int]:
+    """Shares by what the data sheet says: cores, or the devices' samples a second."""
+    if cluster.devices:
+        return _in_proportion(cluster, np.array([1 / d.per_sample_s for d in cluster.devices]))
+    return _in_proportion(cluster, np.array(cluster.cores.at(0.0)))
+
+
+def _in_proportion(cluster: Cluster, weights: FloatArray) -> list[int]:
+    lower = np.ones(cluster.world, dtype=np.int64)
+    upper = np.full(cluster.world, cluster.batch)
+    return list(map(int, in_proportion(weights, cluster.batch, lower, upper)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The best shares and the step with them: the slowest worker, then the exposed reduction."""
+
+    shares: tuple[int, ...]
+    compute_s: float
+    exposed_s: float
+    batch: int
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.batch / (self.compute_s + self.exposed_s)
+
+
+def limit(cluster: Cluster, exposed_s: float, slowdown: Levels | None = None) -> Limit:
+    """The limit of a cluster, each worker's curve being known or measured alone."""
+    world, batch = cluster.world, cluster.batch
+    if cluster.devices:
+        factors = slowdown or (1.0,) * world
+        curves = [d.slowed(f) for d, f in zip(cluster.devices, factors, strict=True)]
+        tables = [[c.seconds(b) for b in range(batch + 1)] for c in curves]
+    else:
+        tables = [_table(measured_alone(cluster, rank), batch) for rank in range(world)]
+    table = np.array(tables)
+
+    def seconds(shares: IntArray) -> FloatArray:
+        return table[np.arange(world), shares]
+
+    upper = np.full(world, batch)
+    best = split(AnyMonotone(function=seconds, upper=upper), batch, np.zeros_like(upper), upper)
+    slowest_s = float(seconds(best).max())
+    return Limit(shares=tuple(best.tolist()), compute_s=slowest_s, exposed_s=exposed_s, batch=batch)
+
+
+def measured_alone(cluster: Cluster, rank: int) -> dict[int, float]:
+    """One worker by itself on its cores, at six sizes: seconds of forward and backward."""
+    cores = cluster.cores.at(0.0)[rank]
+    fair = cluster.batch * cores / math.fsum(cluster.cores.at(0.0))
+    sizes = sorted({max(1, round(fair * part)) for part in (0.05, 0.25, 0.5, 0.75, 1.0, 1.25)})
+    one = replace(cluster, cores=steady([cores]))
+    told: dict[str, float]
+    (told,) = _run(one, ["--way", "alone", "--sizes", ",".join(map(str, sizes))], ["--steps", "10"])
+    return {int(size): seconds for size, seconds in told.items()}
+
+
+def _table(points: Mapping[int, float], batch: int) -> list[float]:
+    """Seconds for every share from none to the batch: lines between and beyond the points."""
+    sizes, seconds = np.array(list(points)), np.maximum.accumulate(list(points.values()))
+    slope, _ = np.polyfit(sizes, seconds, 1)
+    line = np.interp(np.arange(batch + 1), sizes, seconds)
+    beyond = seconds[-1] + slope * (np.arange(batch + 1) - sizes[-1])
+    line = np.where(np.arange(batch + 1) > sizes[-1], beyond, line)
+    line[0] = 0.0
+    return line.tolist()
+
+
+def exposed_s(cluster: Cluster, steps: int = 100) -> float:
+    """What a step of plain DDP takes beyond compute when all workers are ready at once.
+
+    Measured without quotas, on devices that take 20 ms whatever they compute.
+    """
+    same = tuple(DeviceCurve(per_sample_s=0.0, fixed_s=0.02) for _ in range(cluster.world))
+    free = steady([math.inf] * cluster.world)
+    idle = replace(cluster, devices=same, slowdowns=(), cores=free, batch=cluster.world)
+    return max(0.0, float(np.median(train(idle, "ddp", steps, equal(idle)).seconds)) - 0.02)
+
+
+def _run(cluster: Cluster, *args: list[str]) -> list[dict[str, Any]]:
+    device = ""
+    if cluster.devices:
+        curves = [asdict(d) for d in cluster.devices]
+        device = json.dumps({"curves": curves, "slowdowns": cluster.slowdowns})
+    command = [sys.executable, "-m", "bench.rank", "--workload", cluster.workload]
+    command += ["--device", device, *(arg for some in args for arg in some)]
+    ended = run_uneven(command, cluster.cores, timeout_s=BOUND_S, firm=True, line_up=True)
+    return [json.loads(worker.output.strip().splitlines()[-1]) for worker in ended]

@@ -1,0 +1,111 @@
+"""On equal workers: the step, the memory and the overlap of evenstep beside plain DDP.
+
+Both are started side by side and train in turns, a few steps each, so that whatever else the
+machine does meets both. Two workers: one a core.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+
+WORLD = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """evenstep over DDP, turn by turn; steps in seconds; the highest memory of any rank."""
+
+    ratios: list[float]
+    ddp_s: float
+    ddp_peak_bytes: float
+    peak_bytes: float
+
+    @property
+    def ratio(self) -> float:
+        """Of the steps: the median over pairs of turns."""
+        return median(self.ratios)
+
+    @property
+    def uncertainty(self) -> float:
+        """Half the width of a 95 % interval for the median, from the quartiles."""
+        low, _, high = quantiles(self.ratios)
+        return 1.57 * (high - low) / math.sqrt(len(self.ratios))
+
+
+def compare(
+    workload: str, batch: int, *, policy: str = "auto", turns: int, steps: int, warm: int
+) -> Compared:
+    """Train a workload both ways in turns."""
+    with ExitStack() as last:
+        ddp = _Crew("ddp", workload, batch, last)
+        even = _Crew(policy, workload, batch, last)
+        for crew in (ddp, even):
+            crew.take(warm)
+        took_s: dict[_Crew, list[float]] = {ddp: [], even: []}
+        for turn in range(turns):
+            for crew in (ddp, even) if turn % 2 else (even, ddp):
+                took_s[crew].append(crew.take(steps))
+        return Compared(
+            ratios=[ours / theirs for ours, theirs in zip(took_s[even], took_s[ddp], strict=True)],
+            ddp_s=fmean(took_s[ddp]) / steps,
+            ddp_peak_bytes=ddp.peak_bytes,
+            peak_bytes=even.peak_bytes,
+        )
+
+
+class _Crew:
+    """Ranks that train when told to."""
+
+    def __init__(self, way: str, workload: str, batch: int, last: ExitStack) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        command = [sys.executable, "-m", "bench.rank", "--workload", workload, "--way", way]
+        command += ["--batch", str(batch), "--shares", ",".join([str(batch // WORLD)] * WORLD)]
+        shared = {"WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        self.peak_bytes = 0.0
+        self._ranks: list[subprocess.Popen[str]] = []
+        for rank in range(WORLD):
+            env = {**os.environ, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
+            process = subprocess.Popen(
+                command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            last.callback(_end, process)
+            self._ranks.append(process)
+
+    def take(self, steps: int) -> float:
+        """Train for so many steps; how long the slowest rank took."""
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(f"{steps}\n")
+            rank.stdin.flush()
+        told = [_line(rank) for rank in self._ranks]
+        self.peak_bytes = max(peak for _, peak in told)
+        return max(seconds for seconds, _ in told)
+
+
+def _line(rank: subprocess.Popen[str]) -> tuple[float, float]:
+    assert rank.stdout is not None
+    line = rank.stdout.readline()
+    if not line:
+        raise SystemExit(f"a rank ended with {rank.wait()}")
+    seconds, peak_bytes = json.loads(line)
+    return seconds, peak_bytes
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
