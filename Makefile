@@ -11,7 +11,7 @@ BIN := .venv/bin
 	touch $@
 
 demo: .venv/ready
-	$(BIN)/evenstep simulate scenarios/four-uneven.yaml --policy uniform,static,proportional,auto
+	$(BIN)/python -m bench.demo
 
 lint: .venv/ready
 	$(BIN)/ruff check .

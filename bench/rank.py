@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import evenstep
 from bench.workloads import WORKLOADS, Workload
-from evenstep.emulate import DeviceCurve, line_up
+from evenstep.emulate import DeviceCurve, line_up, own_throttle
 from evenstep.train.loader import ShareSampler
 from evenstep.train.order import Order
 
@@ -30,19 +30,26 @@ Steps = Iterator[tuple[int, float]]
 
 
 class Device:
-    """An emulated device, or none: its curve, and by how much it is slowed down from which step."""
+    """An emulated device, or none: its curve, and by how much it is slowed down from which step.
+
+    Where there are no quotas, a worker that is to be slower waits here too.
+    """
 
     def __init__(self, told: str, rank: int) -> None:
+        self._throttle = own_throttle()
         plan = json.loads(told) if told else {}
         self._curve = DeviceCurve(**plan["curves"][rank]) if plan else None
         self._slowdowns = [(step, row[rank]) for step, row in plan.get("slowdowns", [])]
         self.step = 0
 
     def work(self, samples: int, begun_s: float) -> None:
-        """Take as long as the device would for a step on so many samples."""
+        """Between forward and backward: be as slow as the device is for so many samples."""
         if self._curve is not None:
             now = [factor for step, factor in self._slowdowns if step <= self.step]
             self._curve.slowed(now[-1] if now else 1.0).run(samples, begun_s)
+        else:
+            # Backward, which takes about twice as long as forward, must not wait once it runs.
+            self._throttle.after(3 * (time.monotonic() - begun_s))
 
 
 def plain(work: Workload, args: argparse.Namespace, device: Device) -> Steps:

@@ -1,4 +1,4 @@
-"""What the bench trains: the examples' networks, on made-up data that is ready in memory."""
+"""What the bench trains: the examples' networks, on data that is ready in memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from char_transformer import Writer
 from cifar_resnet import resnet
-from datasets import made_up
+from datasets import fashion_mnist, made_up
 from fashion_mnist import network
 
+ORIGIN = fashion_mnist(None, train=True, limit=1)[1]  # of the images
 cross_entropy = nn.functional.cross_entropy
 
 
@@ -40,7 +41,8 @@ def mlp(num: int) -> Workload:
 
 def cnn(num: int) -> Workload:
     """The network of examples/fashion_mnist.py."""
-    return Workload(model=network(), data=made_up(num, (1, 28, 28), seed=1))
+    data, _ = fashion_mnist(None, train=True, limit=num)
+    return Workload(model=network(), data=data)
 
 
 def residual(num: int) -> Workload:

@@ -1,0 +1,66 @@
+"""The demo: three uneven workers train for real, first with equal shares, then with auto.
+
+Run as `make demo`, or `python -m bench.demo`. Takes about a minute.
+"""
+
+from __future__ import annotations
+
+import sys
+from statistics import fmean
+
+import numpy as np
+
+from bench.clusters import Cluster, Run, exposed_s, limit, train
+from bench.workloads import ORIGIN
+from evenstep.emulate import h_level, steady
+
+STEPS = 40
+SETTLED = 10  # auto has found its shares by then
+
+
+def main() -> None:
+    """Train twice and tell what the shares made of it."""
+    cores = h_level(3, 6, 1.5, most_cores=1.0)
+    cluster = Cluster(name="demo", workload="cnn", batch=768, cores=steady(cores))
+    told = ", ".join(f"{c:.2f}" for c in cores)
+    say(f"Three workers of {told} cores train a CNN on Fashion-MNIST ({ORIGIN}),")
+    say(f"a global batch of {cluster.batch}, {STEPS} steps.\n")
+    say("measuring each worker by itself, for the limit ...")
+    best = limit(cluster, exposed_s(cluster))
+    say("training with equal shares ...")
+    before = train(cluster, "uniform", STEPS)
+    say("training with auto ...\n")
+    after = train(cluster, "auto", STEPS)
+
+    best_s = best.compute_s + best.exposed_s
+    equal_s, auto_s = settled_s(before), settled_s(after)
+    say(f"equal shares  {shares(before):>14}   {equal_s:.3f} s a step")
+    say(f"auto          {shares(after):>14}   {auto_s:.3f} s a step")
+    say(f"the limit     {' '.join(map(str, best.shares)):>14}   {best_s:.3f} s a step\n")
+    say(
+        f"speed-up: {equal_s / auto_s:.1f} times; share of the limit reached: {best_s / auto_s:.0%}"
+    )
+    apart = float(np.abs(before.losses - after.losses).max())
+    if apart > 1e-3:
+        raise SystemExit(f"the two runs differ: losses are up to {apart:.2g} apart")
+    say(f"both ran the same samples: the losses of all {STEPS} steps agree to {apart:.1g}")
+
+
+def settled_s(run: Run) -> float:
+    """Seconds a step takes once shares have settled."""
+    return fmean(run.seconds[SETTLED:])
+
+
+def shares(run: Run) -> str:
+    """The last shares, by rank."""
+    return " ".join(map(str, run.shares[-1]))
+
+
+def say(line: str) -> None:
+    """One line, at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
