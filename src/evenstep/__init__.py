@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evenstep.balancer import Balancer
     from evenstep.errors import EvenstepError
-    from evenstep.train.session import Session, join
+    from evenstep.train.join import join
+    from evenstep.train.session import Session
     from evenstep.types import Worker
 
 __version__ = "0.1.0.dev0"
@@ -20,7 +21,7 @@ _HOME = {
     "Balancer": "evenstep.balancer",
     "EvenstepError": "evenstep.errors",
     "Session": "evenstep.train.session",
-    "join": "evenstep.train.session",
+    "join": "evenstep.train.join",
     "Worker": "evenstep.types",
 }
 

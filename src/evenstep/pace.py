@@ -41,13 +41,9 @@ class Pace:
         noticed = beyond > max(NOTICED, UNLIKELY * self._varies)
         self._usual += MEMORY * beyond
         self._varies += MEMORY * (abs(beyond) - self._varies)
-        if noticed:
-            self._fresh = FRESH_STEPS
-        elif self._fresh > 0:
-            self._fresh -= 1
-        if self._left_s <= 0:
-            return False
-        return noticed or self._fresh > 0 or now_s >= self._calm_until_s
+        lively = noticed or self._fresh > 0
+        self._fresh = FRESH_STEPS if noticed else max(0, self._fresh - 1)
+        return self._left_s > 0 and (lively or now_s >= self._calm_until_s)
 
     def decided(self, now_s: float, took_s: float, *, moved: bool) -> None:
         """A decision was made: what it took, and whether it made a new plan."""

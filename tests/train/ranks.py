@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from evenstep.launch.environment import Place
+from evenstep.train.fixed import FixedSession
 from evenstep.train.session import Session
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ def run_ranks(world: int, body: Callable[[Session], T], **settings: Any) -> list
 
     def one(rank: int) -> T:
         place = Place(rank=rank, world=world, port=port, hosts_store=rank == 0)
-        with Session(place, dict(settings), cap=None, min_share=0, seed=0, journal=None) as session:
+        with FixedSession(place, dict(settings), min_share=0) as session:
             return body(session)
 
     with ThreadPoolExecutor(world) as pool:

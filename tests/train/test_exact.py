@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import time
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
+from evenstep.errors import EvenstepError
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks
 
@@ -103,3 +107,135 @@ def test_each_sample_is_used_once_an_epoch_while_shares_change() -> None:
     for epoch in range(3):
         assert sorted(i for rank in ranks for i in rank[epoch]) == list(range(203))
     assert len({tuple(sorted(i for rank in ranks for i in rank[e][:3])) for e in range(3)}) > 1
+
+
+def assert_exact(body: Callable[[Session], list[torch.Tensor]], shares: list[int]) -> None:
+    """All ranks get what one process alone gets, in double precision."""
+    [truth] = run_ranks(1, body, policy="uniform")
+    for rank in run_ranks(len(shares), body, policy={"name": "fixed", "shares": shares}):
+        for mine, theirs in zip(rank, truth, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+mse = nn.functional.mse_loss
+CONVOLVING = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 1)).double()
+
+
+def convolve(session: Session) -> list[torch.Tensor]:
+    """Every gradient of an epoch, of a model whose weights are stored channels last."""
+    net = copy.deepcopy(CONVOLVING)
+    nn.utils.convert_conv2d_weight_memory_format(net, torch.channels_last)
+    net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    x = torch.randn(30, 3, 6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gradients = []
+    for xs, ys in session.loader(TensorDataset(x, x.mean((1, 2, 3))[:, None]), batch=8):
+        optimizer.zero_grad()
+        mse(net(xs.to(memory_format=torch.channels_last)), ys).backward()
+        for p in net.parameters():
+            assert p.grad is not None
+            assert p.grad.stride() == p.stride()
+            gradients.append(p.grad.clone())
+        optimizer.step()
+    assert not net[0].weight.is_contiguous()  # or there was nothing to keep
+    return gradients
+
+
+def test_gradients_of_channels_last_are_exact_and_lie_as_their_parameters_do() -> None:
+    assert_exact(convolve, [5, 2, 1])
+
+
+def test_half_precision_trains_and_plans_reach_all_ranks_beside_it() -> None:
+    def body(session: Session) -> tuple[list[tuple[int, ...]], list[torch.Tensor], list[float]]:
+        net = model(torch.bfloat16)
+        net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        plans, losses = [], []
+        for x, y, _ in session.loader(data(36_000, torch.bfloat16), batch=1200):
+            optimizer.zero_grad()
+            time.sleep(len(x) * (0.00008 if session.rank == 2 else 0.00002))  # the work itself
+            loss = mse(net(x), y)
+            loss.backward()
+            optimizer.step()
+            plans.append(session.shares_at(session.step))
+            losses.append(float(loss.detach()))
+        return plans, [p.detach().clone() for p in net.parameters()], losses
+
+    (plans, parameters, losses), *others = run_ranks(3, body, policy="auto")
+    for other in others:
+        assert other[0] == plans
+        assert all(torch.equal(a, b) for a, b in zip(other[1], parameters, strict=True))
+    assert all(sum(plan) == 1200 for plan in plans)  # counts that bfloat16 itself cannot hold
+    assert plans[-1][2] < plans[0][2]
+    assert sum(losses[-10:]) < sum(losses[:10]) / 2
+
+
+class Shared(nn.Module):
+    """One layer used twice, computed again in backward instead of remembered."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.shared, self.last = nn.Linear(6, 6), nn.Linear(6, 1)
+        self._reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.requires_grad_()  # reentrant checkpoints are skipped without
+        for _ in range(2):
+            x = checkpoint(self.shared, x, use_reentrant=self._reentrant)
+        out: torch.Tensor = self.last(x)
+        return out
+
+
+def checkpointed(template: nn.Module) -> Callable[[Session], list[torch.Tensor]]:
+    def body(session: Session) -> list[torch.Tensor]:
+        net = copy.deepcopy(template)
+        net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        for x, y, _ in session.loader(data(30), batch=8):
+            optimizer.zero_grad()
+            mse(net(x), y).backward()
+            optimizer.step()
+        return [p.detach().clone() for p in net.parameters()]
+
+    return body
+
+
+def test_a_gradient_that_comes_twice_in_a_pass_is_refused_on_every_rank_with_the_way_out() -> None:
+    train, told = checkpointed(Shared(reentrant=True).double()), []
+
+    def body(session: Session) -> None:
+        try:
+            train(session)
+        except EvenstepError as e:
+            told.append(str(e))
+            raise
+
+    with pytest.raises(EvenstepError):
+        run_ranks(5, body, policy="uniform")
+    assert len(told) == 5
+    for each in told:
+        assert "got its gradient twice in one backward pass" in each
+        assert "use_reentrant=False" in each
+
+
+def test_the_way_out_of_it_is_exact() -> None:
+    assert_exact(checkpointed(Shared(reentrant=False).double()), [5, 2, 1])
+
+
+@pytest.mark.parametrize("shares", [[5, 2, 1], [8, 0, 0]], ids=str)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_zeroed_in_place_accumulate_exactly(shares: list[int], passes: int) -> None:
+    """Over two batches, each in one pass or, with two losses, in two."""
+
+    def body(session: Session) -> list[torch.Tensor]:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        net, optimizer = session.prepare(net, optimizer)
+        loader = session.loader(data(48), batch=8)
+        for _ in session.epochs(2):
+            for i, (x, y, _) in enumerate(loader):
+                for _ in range(passes):
+                    (mse(net(x), y) / 2).backward()
+                if i % 2:
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=False)
+        return [p.detach().clone() for p in net.parameters()]
+
+    assert_exact(body, shares)

@@ -342,7 +342,7 @@ def test_running_buffers_are_averaged_by_share() -> None:
         }
         for name, buffer in net.named_buffers():
             buffer.fill_(values[name.split(".")[1]][group.rank])
-        average_buffers(net, group, weight)
+        average_buffers(net, group.sum, weight)
         return dict(net.named_buffers())
 
     for rank, buffers in enumerate(run_groups(3, body)):
@@ -356,7 +356,7 @@ def test_buffers_stay_where_nobody_counts() -> None:
     def body(group: Group) -> None:
         net = network()
         before = {name: buffer.fill_(7).clone() for name, buffer in net.named_buffers()}
-        average_buffers(net, group, 0.0)
+        average_buffers(net, group.sum, 0.0)
         assert all(torch.equal(b, before[name]) for name, b in net.named_buffers())
 
     run_groups(2, body)

@@ -1,9 +1,10 @@
-"""Where this process is: alone, or a rank under torchrun, read from the environment."""
+"""Where this process is: alone, under torchrun, or under a coordinator, by the environment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from evenstep.errors import ConfigError
 
@@ -20,8 +21,25 @@ class Place:
     hosts_store: bool = True  # rank 0, unless the launcher already runs the store
 
 
-def find(environment: Mapping[str, str]) -> Place:
-    """The place that torchrun's variables tell of; without them, alone."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinator:
+    """Where the coordinator of an elastic run is, and what proves that one belongs to it."""
+
+    host: str
+    port: int
+    token: str = field(repr=False)
+    worker: str = ""  # the name that the launcher gave this worker
+    address: str = "127.0.0.1"  # at which other workers reach this one
+    tls_ca: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def find(environment: Mapping[str, str]) -> Place | Coordinator:
+    """The place that evenstep's or torchrun's variables tell of; without them, alone."""
+    if "EVENSTEP_COORDINATOR" in environment:
+        return _coordinator(environment)
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return Place()
     rank, world = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
@@ -38,6 +56,36 @@ def find(environment: Mapping[str, str]) -> Place:
         port=_number(environment, "MASTER_PORT"),
         hosts_store=rank == 0 and not shared,
     )
+
+
+def _coordinator(environment: Mapping[str, str]) -> Coordinator:
+    told = environment["EVENSTEP_COORDINATOR"]
+    host, colon, port = told.rpartition(":")
+    if not (host and colon and port.isdecimal()):
+        raise ConfigError("EVENSTEP_COORDINATOR", f'expected host:port, got "{told}"', "environment")
+    return Coordinator(
+        host=host.strip("[]"),
+        port=int(port),
+        token=find_token(environment),
+        worker=environment.get("EVENSTEP_WORKER", ""),
+        address=environment.get("EVENSTEP_ADDRESS", "127.0.0.1"),
+        tls_ca=environment.get("EVENSTEP_TLS_CA", ""),
+    )
+
+
+def find_token(environment: Mapping[str, str]) -> str:
+    """The run's token: from a file, or from the environment itself."""
+    if "EVENSTEP_TOKEN" in environment:
+        return environment["EVENSTEP_TOKEN"]
+    path = environment.get("EVENSTEP_TOKEN_FILE", "")
+    if not path:
+        raise ConfigError(
+            "EVENSTEP_TOKEN_FILE", "is missing; it is the file token in the run's folder"
+        )
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError as e:
+        raise ConfigError("EVENSTEP_TOKEN_FILE", f"{path} cannot be read: {e.strerror}") from None
 
 
 def _number(environment: Mapping[str, str], name: str, default: str | None = None) -> int:

@@ -6,10 +6,13 @@ blocked sum can be given up when a peer has failed: Gloo itself cannot be interr
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 import torch
@@ -25,22 +28,65 @@ from torch.distributed.distributed_c10d import (
 from evenstep.errors import EvenstepError
 
 CPU = torch.device("cpu")
-SLICE = timedelta(milliseconds=50)
-
-
+SLICE = timedelta(milliseconds=20)
 LAST_WORDS_S = 2.0
 
+Check = Callable[[float], None]
+"""Called while waiting, with the seconds waited so far. Raises if there is no use in waiting on."""
 
-class PeerLostError(EvenstepError, ConnectionError):
+
+class GroupGoneError(EvenstepError):
+    """The group can reduce nothing any more."""
+
+
+class PeerLostError(GroupGoneError, ConnectionError):
     """A peer is gone without a word: killed, or cut off."""
+
+
+class SupersededError(GroupGoneError):
+    """There is a newer generation: what was begun in this one is void."""
+
+
+class Transfer:
+    """A send or recv under way, which can be waited for in slices.
+
+    Gloo itself cannot: a wait of its own that times out closes all links of the group.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._ended = threading.Event()
+        self._error: RuntimeError | None = None
+        threading.Thread(target=self._run, name="evenstep-transfer", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as e:
+            self._error = e
+        self._ended.set()
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Wait for the end, raising what Gloo would for a sum."""
+        if not self._ended.wait(timeout.total_seconds() if timeout else None):
+            raise RuntimeError("Operation timed out!")
+        if self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        """End it unfinished, and with it all others of its group: nothing is written after this."""
+        if not self._ended.is_set():
+            with suppress(RuntimeError):
+                self._work.wait(timedelta(milliseconds=1))  # closes the links
+            self._ended.wait(LAST_WORDS_S)
 
 
 class Group:
     """A roster that can reduce tensors together.
 
     Sums of one group are matched by the order in which ranks start them; what may start in another
-    order gets a group of its own, under another name. `check` is called while a sum is waited for:
-    it raises if there is no use in waiting on.
+    order gets a group of its own, under another name. A peer that is gone raises PeerLostError, for
+    which its own word is waited for `last_words_s`: `check` may know better.
     """
 
     def __init__(
@@ -53,14 +99,41 @@ class Group:
         timeout_s: float,
         name: str = "control",
         device: torch.device = CPU,
-        check: Callable[[], None] = lambda: None,
+        address: str = "",
+        check: Check = lambda _: None,
+        last_words_s: float = LAST_WORDS_S,
     ) -> None:
         self.generation, self.rank, self.world = generation, rank, world
-        self.device, self._check = device, check
+        self.device, self._check, self._last_words_s = device, check, last_words_s
         self._backend: Any = None
         if world > 1:
             prefix = PrefixStore(f"evenstep/{generation}/{name}", store)
-            self._backend = _backend(prefix, rank, world, device, timedelta(seconds=timeout_s))
+            timeout = timedelta(seconds=timeout_s)
+            self._backend = self._meet(
+                lambda: _backend(prefix, rank, world, device, address, timeout)
+            )
+
+    def _meet(self, make: Callable[[], Any]) -> Any:
+        """Make the group in a thread: it blocks until all peers are there, some may never come."""
+        made: SimpleQueue[Any] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                made.put(make())
+            except Exception as e:
+                made.put(e)
+
+        threading.Thread(target=run, name="evenstep-meet", daemon=True).start()
+        begun_s = time.monotonic()
+        while True:
+            try:
+                backend = made.get(timeout=SLICE.total_seconds())
+            except Empty:
+                self._check(time.monotonic() - begun_s)
+                continue
+            if isinstance(backend, Exception):
+                self._mourn(backend)
+            return backend
 
     def sum_async(self, tensor: torch.Tensor) -> Work | None:
         """Start summing a tensor over the group, in place. All ranks start sums in one order."""
@@ -71,27 +144,28 @@ class Group:
         work: Work = self._backend.allreduce([tensor], options)
         return work
 
-    def wait(self, work: Work | None) -> None:
-        """Wait for a sum, unless a newer generation makes it void."""
+    def wait(self, work: Work | Transfer | None) -> None:
+        """Wait for a sum or a transfer, unless a newer generation makes it void."""
         if work is None:
             return
         if self.device.type == "cuda":
             work.wait()  # orders the streams; the host goes on
             return
+        begun_s = time.monotonic()
         while True:
             try:
                 work.wait(SLICE)
                 return
             except RuntimeError as e:
-                self._check()
+                self._check(time.monotonic() - begun_s)
                 if "Operation timed out" not in str(e):
                     self._mourn(e)
 
-    def _mourn(self, error: RuntimeError) -> NoReturn:
+    def _mourn(self, error: Exception) -> NoReturn:
         """A peer's connection broke: give its own word time to arrive, then say what is known."""
-        deadline = time.monotonic() + LAST_WORDS_S
+        deadline = time.monotonic() + self._last_words_s
         while time.monotonic() < deadline:
-            self._check()
+            self._check(0.0)
             time.sleep(0.02)
         raise PeerLostError(
             f"rank {self.rank} lost a peer in generation {self.generation}: {error}"
@@ -102,28 +176,38 @@ class Group:
         self.wait(self.sum_async(tensor))
         return tensor
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """The leader's tensor on every rank, in place."""
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """One rank's tensor, the leader's unless told otherwise, on every rank, in place."""
         if self._backend is None:
             return
         options = BroadcastOptions()
-        options.rootRank = 0
+        options.rootRank = root
         here = tensor.to(self.device)
         self.wait(self._backend.broadcast([here], options))
         if here is not tensor:
             tensor.copy_(here)
 
-    def close(self) -> None:
+    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Transfer:
+        """Start sending a dense tensor on the host to a rank, which receives it by its tag."""
+        return Transfer(self._backend.send([tensor], rank, tag))
+
+    def recv(self, tensor: torch.Tensor, rank: int, tag: int) -> Transfer:
+        """Start receiving what a rank sends under a tag: of exactly the tensor's size."""
+        return Transfer(self._backend.recv([tensor], rank, tag))
+
+    def close(self, wait_s: float = LAST_WORDS_S) -> None:
         """Let the group go. Waits a little for what is still blocked in it, and no longer."""
         # The destructor joins a blocked sum, until its peers have closed their ends too: never in
         # the training thread. A process that ends in the midst of it would be aborted.
         box, self._backend = [self._backend], None
         thread = threading.Thread(target=box.clear, name="evenstep-close", daemon=True)
         thread.start()
-        thread.join(LAST_WORDS_S)
+        thread.join(wait_s)
 
 
-def _backend(store: Store, rank: int, world: int, device: torch.device, timeout: timedelta) -> Any:
+def _backend(
+    store: Store, rank: int, world: int, device: torch.device, address: str, timeout: timedelta
+) -> Any:
     if device.type == "cuda":
         from torch.distributed import ProcessGroupNCCL
 
@@ -132,4 +216,10 @@ def _backend(store: Store, rank: int, world: int, device: torch.device, timeout:
         return ProcessGroupNCCL(store, rank, world, options)
     from torch.distributed import ProcessGroupGloo
 
-    return ProcessGroupGloo(store, rank, world, timeout)
+    if not address or "GLOO_SOCKET_IFNAME" in os.environ:  # who names an interface, means it
+        return ProcessGroupGloo(store, rank, world, timeout)
+    gloo: Any = ProcessGroupGloo  # its options are not as the stubs have them
+    chosen = gloo._Options()
+    chosen._timeout = timeout
+    chosen._devices = [gloo.create_device(hostname=address)]
+    return gloo(store, rank, world, chosen)

@@ -77,10 +77,22 @@ class Loader:
         return self.order.num_steps
 
     def __iter__(self) -> Iterator[Any]:
-        session, sampler = self._session, self.sampler
-        sampler.epoch, sampler.step = session.cursor(self.order.num_steps)
-        first = sampler.epoch * self.order.num_steps
-        for step, batch in enumerate(self._loader, start=first + sampler.step):
+        session, steps = self._session, self.order.num_steps
+        session.enter()
+        epoch = session.step // steps
+        first, last = epoch * steps, (epoch + 1) * steps
+        cut_for = 0
+        batches: Iterator[Any] = iter(())
+        while session.step < last:
+            generation = session.settle()
+            step = session.step
+            if step >= last:
+                break
+            if generation != cut_for:  # what is prefetched was cut for another roster
+                self.sampler.rank = session.rank
+                self.sampler.epoch, self.sampler.step = epoch, step - first
+                cut_for, batches = generation, iter(self._loader)
+            batch = next(batches)
             begin, end = self.order.slice(step - first)
             low, high = cut(end - begin, session.shares_at(step))[session.rank]
             if session.probe is not None:
@@ -91,7 +103,8 @@ class Loader:
             session.begin_step(step, samples=high - low, weight=weight, total=end - begin)
             yield batch
             session.end_step(step)
-        session.end_epoch(first + self.order.num_steps - 1)
+        next(batches, None)  # lets loader workers end as they like to
+        session.end_epoch(last - 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the order stands; the session keeps epoch and cursor."""

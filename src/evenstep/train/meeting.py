@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import torch
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from evenstep.errors import EvenstepError
@@ -63,7 +65,8 @@ class Meeting:
             return
         told = "".join(traceback.format_exception(error))
         first = msgspec.json.encode({"rank": self.rank, "told": told}).decode()
-        self._store.compare_set(FAILED, "", first)
+        with suppress(DistError):  # the store is gone, and with it whoever would listen
+            self._store.compare_set(FAILED, "", first)
 
     def check_failure(self) -> None:
         """Raise if another rank has failed."""
@@ -72,19 +75,19 @@ class Meeting:
             if failed["rank"] != self.rank:
                 raise PeerFailedError(failed["rank"], failed["told"])
 
-    def part(self, *, host: bool) -> None:
-        """Say that this rank is done. The one that hosts the store waits until all have."""
-        self._store.set(f"evenstep/parted/{self.rank}", "")
+    def part(self, *, stay: bool) -> None:
+        """Say that this rank is done, and stay, if asked to, until all have said so."""
         keys = [f"evenstep/parted/{rank}" for rank in range(self.world)]
         deadline = time.monotonic() + PARTING_S
-        while host and not self._store.check(keys) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        with suppress(DistError):  # without a store there is nobody to wait for
+            self._store.set(keys[self.rank], "")
+            while stay and not self._store.check(keys) and time.monotonic() < deadline:
+                time.sleep(0.01)
 
 
 def check_models(meeting: Meeting, model: torch.nn.Module) -> None:
     """Refuse models that differ between ranks, naming the first parameter that does."""
-    mine = [(n, list(p.shape), str(p.dtype), p.requires_grad) for n, p in model.named_parameters()]
-    mine += [(n, list(b.shape), str(b.dtype), False) for n, b in model.named_buffers()]
+    mine = rows(model)
     meeting.tell("model", mine)
     leaders = [tuple(row) for row in meeting.hear("model", 0)]
     for theirs, ours in zip(leaders, map(tuple, mine), strict=False):
@@ -100,6 +103,18 @@ def check_models(meeting: Meeting, model: torch.nn.Module) -> None:
         )
 
 
+def rows(model: torch.nn.Module) -> list[tuple[Any, ...]]:
+    """What must be the same of a model on all workers: every parameter and buffer of it."""
+    mine = [_row(n, p, p.requires_grad) for n, p in model.named_parameters()]
+    return mine + [_row(n, b, False) for n, b in model.named_buffers()]
+
+
+def _row(name: str, tensor: torch.Tensor, trains: bool) -> tuple[Any, ...]:
+    # What is sent and summed is memory as it lies, channels last or not.
+    lies = "" if tensor.is_contiguous() else f", strides {tensor.stride()}"
+    return name, list(tensor.shape), str(tensor.dtype), trains, lies
+
+
 def _told(row: Any) -> str:
-    name, shape, dtype, trains = row
-    return f"{name} {tuple(shape)} {dtype}{'' if trains else ' (frozen)'}"
+    name, shape, dtype, trains, lies = row
+    return f"{name} {tuple(shape)} {dtype}{'' if trains else ' (frozen)'}{lies}"

@@ -21,7 +21,7 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.train.group import Group
+from evenstep.train.group import Group, GroupGoneError
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -33,6 +33,7 @@ class Link:
     group: Group
     weight_of: Callable[[], float]  # what this worker's mean loss counts for in the step at hand
     on_wait: Callable[[float], None]  # told the seconds that each sum took
+    on_gone: Callable[[GroupGoneError], None] | None = None  # makes the step void; else it raises
     # Kept out of compiled graphs; only now, since the compiler takes a second to import.
     normalise: Callable[[SyncNorm, Tensor, Link], Tensor] = field(
         default_factory=lambda: torch.compiler.disable(_normalise)
@@ -41,7 +42,13 @@ class Link:
     def sum(self, values: Tensor) -> Tensor:
         """The sum over the group, staged through its device if it is another one."""
         began_s = time.perf_counter()
-        summed = self.group.sum(values.to(self.group.device)).to(values.device)
+        try:
+            summed = self.group.sum(values.to(self.group.device)).to(values.device)
+        except GroupGoneError as e:
+            if self.on_gone is None:
+                raise
+            self.on_gone(e)
+            return torch.full_like(values, 2.0)  # anything finite: the step does not count
         self.on_wait(time.perf_counter() - began_s)
         return summed
 
@@ -200,6 +207,7 @@ def synchronise(
     group: Group,
     weight_of: Callable[[], float],
     on_wait: Callable[[float], None] = lambda seconds: None,
+    on_gone: Callable[[GroupGoneError], None] | None = None,
 ) -> nn.Module:
     """The model with every BatchNorm synchronised over a group, which nothing else may use.
 
@@ -214,7 +222,7 @@ def synchronise(
                 f"{name or 'the model'} is a {kind.__name__}, which may compute in its own way; "
                 "use a BatchNorm of torch.nn there, or leave sync_batchnorm out",
             )
-    link = Link(group, weight_of, on_wait)
+    link = Link(group, weight_of, on_wait, on_gone)
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             # Another class for the same object: hooks and references to it stay valid.
@@ -245,11 +253,12 @@ def notice(names: Sequence[str]) -> str:
 
 
 @torch.no_grad()
-def average_buffers(model: nn.Module, group: Group, weight: float) -> None:
+def average_buffers(model: nn.Module, add_up: Callable[[Tensor], Tensor], weight: float) -> None:
     """Running means and variances of local layers become their mean over all workers by weight.
 
-    All workers call it at the same point, between steps: before the model is evaluated or saved,
-    not in every step. Where nobody counts, and in `SyncNorm`, which has them equal, they stay.
+    `add_up` sums over the workers, who all call this at the same point, between steps: before the
+    model is evaluated or saved, not in every step. Where nobody counts, and in `SyncNorm`, which
+    has them equal, they stay.
     """
     buffers = [
         buffer
@@ -257,16 +266,19 @@ def average_buffers(model: nn.Module, group: Group, weight: float) -> None:
         for key, buffer in model.get_submodule(name).named_buffers(recurse=False)
         if key in ("running_mean", "running_var")
     ]
-    if not buffers or group.world == 1:
+    if not buffers:
         return
     flat = torch.zeros(1 + sum(b.numel() for b in buffers), dtype=torch.float64)
-    flat = flat.to(group.device)
-    pieces = flat[1:].split([b.numel() for b in buffers])
     if weight > 0:
         flat[0] = weight
-        for piece, buffer in zip(pieces, buffers, strict=True):
+        for piece, buffer in zip(_pieces(flat, buffers), buffers, strict=True):
             piece.copy_(buffer.flatten()).mul_(weight)
-    group.sum(flat)
+    flat = add_up(flat)
     if flat[0] > 0:
-        for piece, buffer in zip(pieces, buffers, strict=True):
+        for piece, buffer in zip(_pieces(flat, buffers), buffers, strict=True):
             buffer.copy_((piece / flat[0]).view_as(buffer))
+
+
+def _pieces(flat: Tensor, buffers: Sequence[Tensor]) -> Sequence[Tensor]:
+    pieces: Sequence[Tensor] = flat[1:].split([b.numel() for b in buffers])
+    return pieces

@@ -1,8 +1,9 @@
 """The pulse: a few numbers summed along with the gradients, so that all ranks learn the same.
 
 Every rank fills in its own report and leaves the others' zero, and flags the parameters it has a
-gradient for; the leader fills in the newest plan. After the sum everyone holds all reports and the
-plan, with no further round trip. All counts are below 2**24: single precision holds them exactly.
+gradient for; the leader fills in the newest plan, and the generation that comes after this step if
+there is one. After the sum everyone holds all of it, with no further round trip. All counts are
+below 2**24: single precision holds them exactly.
 """
 
 from __future__ import annotations
@@ -39,13 +40,19 @@ class RankPlan:
 
 def size(world: int) -> int:
     """Numbers in a pulse, the flags not counted."""
-    return world * REPORT + 1 + world
+    return world * REPORT + 2 + world
 
 
 def fill(
-    step: int, world: int, rank: int, report: Report, plan: RankPlan | None, used: Sequence[bool]
+    step: int,
+    world: int,
+    rank: int,
+    report: Report,
+    plan: RankPlan | None,
+    used: Sequence[bool],
+    switch: int = 0,
 ) -> torch.Tensor:
-    """This rank's part of the pulse of a step."""
+    """This rank's part of the pulse of a step. `switch`: generations to go on by, after it."""
     begin, flags = world * REPORT, size(world)
     pulse = np.zeros(flags + len(used))
     pulse[rank * REPORT : (rank + 1) * REPORT] = (
@@ -57,15 +64,16 @@ def fill(
         report.weight,
     )
     if plan is not None:
-        pulse[begin:flags] = (plan.from_step - step, *plan.shares)  # never at the step itself
+        pulse[begin : flags - 1] = (plan.from_step - step, *plan.shares)  # never at the step itself
+    pulse[flags - 1] = switch
     pulse[flags:] = used
     return torch.from_numpy(pulse)
 
 
 def read(
     pulse: torch.Tensor, step: int, world: int
-) -> tuple[list[Report], RankPlan | None, list[bool]]:
-    """All reports by rank, the plan if the leader sent one, and the parameters anyone used."""
+) -> tuple[list[Report], RankPlan | None, int, list[bool]]:
+    """All reports by rank, the leader's plan and switch, if any, the parameters anyone used."""
     values = pulse.tolist()
     reports = []
     for rank in range(world):
@@ -82,6 +90,6 @@ def read(
             )
         )
     begin, flags = world * REPORT, size(world)
-    ahead, *shares = (int(v) for v in values[begin:flags])
+    ahead, *shares, switch = (int(v) for v in values[begin:flags])
     plan = RankPlan(from_step=step + ahead, shares=tuple(shares)) if ahead else None
-    return reports, plan, [v > 0 for v in values[flags:]]
+    return reports, plan, switch, [v > 0 for v in values[flags:]]

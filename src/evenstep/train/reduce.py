@@ -22,7 +22,7 @@ from torch.autograd import Variable
 from torch.distributed.distributed_c10d import Work
 
 from evenstep.errors import EvenstepError
-from evenstep.train.group import Group
+from evenstep.train.group import Group, GroupGoneError
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first reduction starts early
 BUCKET_BYTES = 25 << 20
@@ -78,7 +78,7 @@ class Bucket:
 
 def _like(piece: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
     """A part of the buffer in the shape of a parameter, and in its order in memory."""
-    dense = param.is_contiguous(memory_format=torch.channels_last) if param.dim() == 4 else False
+    dense = torch.empty_like(param, device="meta").stride() == param.stride()  # no gaps, no overlap
     return piece.as_strided(param.shape, param.stride()) if dense else piece.view(param.shape)
 
 
@@ -89,54 +89,66 @@ class Reducer:
     and answers with the pulse, `pulse` numbers and a flag for each parameter; `on_reduced` when all
     sums are there, with that of the pulse. It answers with a factor for the gradients and with the
     parameters that any worker used. A pulse that no bucket can hold is summed over `control`.
+    `on_gone` is told that the group is gone, and the gradients are then worth nothing; without it,
+    that is raised from `backward`.
     """
 
     def __init__(
         self,
         params: Sequence[torch.nn.Parameter],
-        group: Group,
-        control: Group,
         *,
-        pulse: int,
         on_ready: Callable[[list[bool]], torch.Tensor],
         on_reduced: Callable[[torch.Tensor], tuple[float, list[bool]]],
+        on_gone: Callable[[GroupGoneError], None] | None = None,
     ) -> None:
-        self.group, self._control = group, control
-        self.weight = 1.0 / group.world  # of this worker's mean, of 1 over all workers
-        self._on_ready, self._on_reduced = on_ready, on_reduced
+        self._params = [p for p in params if p.requires_grad]
+        self.weight = 1.0  # of this worker's mean, of 1 over all workers
+        self._on_ready, self._on_reduced, self._on_gone = on_ready, on_reduced, on_gone
         self.after: Callable[[], None] | None = None  # called when gradients are in place
-        # Alone there is nobody to reduce with, and gradients stay untouched where they are.
         self.buckets: list[Bucket] = []
-        if group.world > 1:
-            *first, last = cut(params)
-            holds = last[0].dtype in EXACT and group.device.type == "cpu"
-            room = pulse + sum(p.requires_grad for p in params) if holds else 0
-            self.buckets = [Bucket(ps, group.device) for ps in first]
-            self.buckets.append(Bucket(last, group.device, room))
+        self._place_of: dict[torch.Tensor, tuple[Bucket, int]] = {}
         self._pulse = torch.zeros(0)
         self._pulse_work: Work | None = None  # if it goes by itself
-        self._place_of = {p: (b, i) for b in self.buckets for i, p in enumerate(b.params)}
         self._next = 0  # the bucket to be reduced next
         self._armed = False
+        self.void = False  # the group is gone: nothing is reduced until there is another
         self._handles: list[Any] = [
-            p.register_post_accumulate_grad_hook(self._on_grad) for p in params if p.requires_grad
+            p.register_post_accumulate_grad_hook(self._on_grad) for p in self._params
         ]
+
+    def regroup(self, group: Group, control: Group, pulse: int) -> None:
+        """Reduce over another group, in fresh buffers: the old ones may still be written to."""
+        self.group, self._control = group, control
+        self.buckets, self._next, self.void = [], 0, False
+        # Alone there is nobody to reduce with, and gradients stay untouched where they are.
+        if group.world > 1:
+            *first, last = cut(self._params)
+            holds = last[0].dtype in EXACT and group.device.type == "cpu"
+            self.buckets = [Bucket(ps, group.device) for ps in first]
+            self.buckets.append(
+                Bucket(last, group.device, pulse + len(self._params) if holds else 0)
+            )
+        self._place_of = {p: (b, i) for b in self.buckets for i, p in enumerate(b.params)}
+
+    def let_go(self) -> None:
+        """Hold on to nothing of the group."""
+        for bucket in self.buckets:
+            bucket.work = None
+        self._pulse_work = None
 
     def close(self) -> None:
         """Leave the model as it was."""
         for handle in self._handles:
             handle.remove()
-        for bucket in self.buckets:
-            bucket.work = None
-        self._pulse_work = None
+        self.let_go()
 
     def _on_grad(self, param: torch.Tensor) -> None:
         if not self._armed:
             self._armed = True
             Variable._execution_engine.queue_callback(self._finish)
-        if not self.buckets:
+        if self.void or not self.buckets:
             return
-        bucket, place = self._place_of[param]  # type: ignore[index]
+        bucket, place = self._place_of[param]
         if place in bucket.filled:
             raise EvenstepError(
                 f"a parameter of shape {tuple(param.shape)} got its gradient twice in one backward "
@@ -167,6 +179,19 @@ class Reducer:
 
     def _finish(self) -> None:
         """The end of backward: parameters without a gradient count as zero; wait for the sums."""
+        self._armed = False
+        if not self.void:
+            try:
+                self._reduce()
+            except GroupGoneError as e:
+                if self._on_gone is None:
+                    raise
+                self.void = True
+                self._on_gone(e)
+        if self.after is not None:
+            self.after()
+
+    def _reduce(self) -> None:
         for bucket in self.buckets[self._next :]:
             bucket.fill_up(self.weight)
             self._start(bucket)
@@ -181,9 +206,7 @@ class Reducer:
             num = len(bucket.params)
             bucket.empty(scale, used[:num])
             used = used[num:]
-        self._next, self._armed = 0, False
-        if self.after is not None:
-            self.after()
+        self._next = 0
 
 
 def cut(params: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
@@ -193,7 +216,7 @@ def cut(params: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
     """
     buckets: list[list[torch.nn.Parameter]] = []
     room, kind = 0, None
-    for param in reversed([p for p in params if p.requires_grad]):
+    for param in reversed(params):
         size = param.numel() * param.element_size()
         if size > room or kind != (param.dtype, param.device):
             room = BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES

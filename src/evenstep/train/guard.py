@@ -1,0 +1,61 @@
+"""What a void step must not touch: optimizers and schedulers do nothing, the rest is put back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def skip_if(void: Callable[[], bool], thing: Any) -> None:
+    """Make `thing.step()` do nothing while a step is void."""
+    step = thing.step
+
+    @functools.wraps(step)  # a scheduler knows by a mark on the optimizer's step that it follows it
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        return None if void() else step(*args, **kwargs)
+
+    thing.step = guarded
+
+
+class Undo:
+    """What a step changes before it is known to count, as it was when the step began."""
+
+    def __init__(self, model: torch.nn.Module, small: Sequence[Any]) -> None:
+        self._params = [p for p in model.parameters() if p.requires_grad]
+        self._buffers = list(model.buffers())
+        self._kept = [b.clone() for b in self._buffers]
+        self._small = list(small)  # objects whose state is a few numbers, as a GradScaler's
+        self._states: list[Any] = []
+        self._grads: list[torch.Tensor | None] = []
+        self._random = torch.get_rng_state()
+
+    def keep(self, *, accumulating: bool) -> None:
+        """A step begins. Gradients matter only if those of earlier batches are in them."""
+        if self._buffers:
+            torch._foreach_copy_(self._kept, self._buffers)
+        self._states = [thing.state_dict() for thing in self._small]
+        self._grads = []
+        if accumulating:
+            self._grads = [None if p.grad is None else p.grad.clone() for p in self._params]
+        self._random = torch.get_rng_state()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """The step is void. Gradients are put back, or made zero: a scaler wants to see some."""
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._kept)
+        before = self._grads or [None] * len(self._params)
+        for param, grad in zip(self._params, before, strict=True):
+            if grad is not None:
+                param.grad = grad
+            elif param.grad is not None:
+                param.grad = torch.zeros_like(param)
+
+    def restore_rest(self) -> None:
+        """The loop is through with the void step: what it did with the zeros is undone too."""
+        for thing, state in zip(self._small, self._states, strict=True):
+            thing.load_state_dict(state)
+        torch.set_rng_state(self._random)

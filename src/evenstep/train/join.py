@@ -1,0 +1,38 @@
+"""`evenstep.join()`: take part in a run, whatever kind of run this process was started in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from evenstep.launch.environment import Place, find
+from evenstep.strict import override
+from evenstep.train.fixed import FixedSession
+from evenstep.train.session import Session
+
+
+def join(
+    *,
+    policy: str | dict[str, Any] = "auto",
+    cap: int | None = None,
+    min_share: int = 1,
+    seed: int = 0,
+    journal: Path | None = None,
+    **settings: Any,
+) -> Session:
+    """Take part in a run: alone, as a rank under torchrun, or as a worker of `evenstep run`.
+
+    `policy` and further `settings` are those of the config tree and count on the leader; so does
+    the variable EVENSTEP_SET, as "policy=uniform;straggler.replace=true", which is put over them.
+    `cap` is the largest share that fits this worker's memory. `journal` is for a fixed roster; an
+    elastic run keeps its own in its folder.
+    """
+    where = find(os.environ)
+    told = [part for part in os.environ.get("EVENSTEP_SET", "").split(";") if part]
+    plain = override({"policy": policy, **settings}, told)
+    if isinstance(where, Place):
+        return FixedSession(where, plain, cap=cap, min_share=min_share, seed=seed, journal=journal)
+    from evenstep.train.elastic import ElasticSession
+
+    return ElasticSession(where, plain, cap=cap, min_share=min_share, seed=seed)

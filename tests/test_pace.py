@@ -1,0 +1,145 @@
+"""The brain gets a bounded part of the time, and is asked when it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep.pace import FRESH_STEPS, NOTICED, PART, SAVED_S, Pace
+
+ROUNDING_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step brings, and what a decision on it would take and lead to."""
+
+    after_s: float
+    compute_s: Sequence[float]
+    took_s: float
+    moved: bool
+
+
+def seconds(most: float) -> st.SearchStrategy[float]:
+    return st.floats(0.0, most)
+
+
+steps = st.builds(
+    Step,
+    after_s=seconds(1.0) | seconds(100.0),
+    compute_s=st.lists(seconds(10.0), max_size=5),
+    took_s=seconds(0.005) | seconds(0.5),
+    moved=st.booleans(),
+)
+
+
+def with_idle(idle: float) -> list[float]:
+    """Compute times of two workers of whose time so much is lost to waiting, half at most."""
+    return [1.0, 1.0 - 2.0 * idle]
+
+
+def run(pace: Pace, history: Sequence[Step], now_s: float = 0.0) -> list[tuple[float, float]]:
+    """When decisions were made, and what each took."""
+    decisions = []
+    for step in history:
+        now_s += step.after_s
+        if pace.wants(now_s, step.compute_s):
+            pace.decided(now_s, step.took_s, moved=step.moved)
+            decisions.append((now_s, step.took_s))
+    return decisions
+
+
+def calm(num: int, after_s: float, took_s: float = 0.0, idle: float = 0.0) -> list[Step]:
+    return [Step(after_s, with_idle(idle), took_s, False)] * num
+
+
+@given(st.lists(steps, max_size=60))
+def test_deciding_takes_no_more_than_its_part_over_any_while(history: list[Step]) -> None:
+    decisions = run(Pace(), history)
+    for first, (begin_s, _) in enumerate(decisions):
+        spent_s = 0.0
+        for now_s, took_s in decisions[first:]:
+            # The last may be begun with whatever is left; it is paid back before the next.
+            assert spent_s <= SAVED_S + PART * (now_s - begin_s) + ROUNDING_S
+            spent_s += took_s
+
+
+@given(
+    idle=st.floats(0.0, 0.4),
+    jitter=st.lists(st.floats(0.0, 0.99 * NOTICED), min_size=200, max_size=200),
+    after_s=st.floats(0.001, 1.0),
+    took_s=st.floats(0.0001, 0.01),
+)
+def test_a_calm_cluster_is_asked_seldom(
+    idle: float, jitter: list[float], after_s: float, took_s: float
+) -> None:
+    history = [Step(after_s, with_idle(idle + more), took_s, False) for more in jitter]
+    decisions = run(Pace(), history)
+    later = [now_s for now_s, _ in decisions[FRESH_STEPS:]]
+    for before_s, now_s in pairwise(later):  # half of its part, and so half is saved
+        assert now_s - before_s >= 2 * took_s / PART - ROUNDING_S
+
+
+@given(after_s=st.floats(0.001, 1.0), took_s=st.floats(0.0001, 0.01), most=st.floats(0.0, 0.5))
+def test_a_noisy_cluster_is_asked_no_more_often_once_its_noise_is_known(
+    after_s: float, took_s: float, most: float
+) -> None:
+    pace = Pace()
+    noise = [Step(after_s, with_idle(idle), took_s, False) for idle in (0.0, most)]
+    run(pace, noise * 20)
+    later = [now_s for now_s, _ in run(pace, noise * 100, 40 * after_s)]
+    for before_s, now_s in pairwise(later):
+        assert now_s - before_s >= 2 * took_s / PART - ROUNDING_S
+
+
+@given(
+    idle=st.floats(0.0, 0.4),
+    more=st.floats(1.5 * NOTICED, 0.1),
+    history=st.lists(steps, max_size=20),
+    after_s=st.floats(0.0, 1.0),
+)
+def test_a_change_is_decided_on_at_once_if_anything_is_left(
+    idle: float, more: float, history: list[Step], after_s: float
+) -> None:
+    pace = Pace()
+    # A long calm first, in which what came before is forgotten, but not enough to save all up.
+    decisions = run(pace, [*history, *calm(60, after_s, 0.001, idle)])
+    now_s = sum(step.after_s for step in history) + 60 * after_s
+    left_s, seen_s = SAVED_S, 0.0
+    for at_s, took_s in decisions:
+        left_s = min(SAVED_S, left_s + PART * (at_s - seen_s)) - took_s
+        seen_s = at_s
+    left_s = min(SAVED_S, left_s + PART * (now_s - seen_s))
+    if abs(left_s) > ROUNDING_S:
+        assert pace.wants(now_s, with_idle(idle + more)) == (left_s > 0)
+
+
+@given(st.integers(0, 40), st.floats(0.001, 0.1))
+def test_the_steps_after_a_plan_are_watched_and_no_more_of_them(
+    before: int, after_s: float
+) -> None:
+    pace = Pace()
+    run(pace, calm(FRESH_STEPS + before, after_s, 0.01))
+    now_s = (FRESH_STEPS + before) * after_s
+    pace.decided(now_s, 0.02, moved=True)
+    wanted = [pace.wants(now_s + i * after_s, with_idle(0.1)) for i in range(1, 2 * FRESH_STEPS)]
+    assert wanted == [True] * FRESH_STEPS + [False] * (FRESH_STEPS - 1)
+
+
+@pytest.mark.parametrize("compute_s", [[], [0.0], [0.0, 0.0], [0.0, 1.0], [1.0], [5e-324, 0.0]])
+def test_any_times_will_do(compute_s: list[float]) -> None:
+    pace = Pace()
+    run(pace, [Step(0.01, compute_s, 0.001, False)] * 20)
+    assert pace.wants(1e6, compute_s)
+
+
+def test_who_works_alone_never_waits_for_anyone() -> None:
+    pace = Pace()
+    run(pace, [Step(1.0, [1.0], 0.01, False)] * FRESH_STEPS)
+    sizes = [0.1, 5.0, 0.0, 1.0]  # nothing to notice, whatever it takes
+    assert not any(pace.wants(FRESH_STEPS + i * 0.1, [size]) for i, size in enumerate(sizes))
