@@ -17,7 +17,12 @@ def skip_if(void: Callable[[], bool], thing: Any) -> None:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         return None if void() else step(*args, **kwargs)
 
-    thing.step = guarded
+    if isinstance(thing, torch.optim.Optimizer):
+        thing.step = guarded  # as schedulers do
+    else:
+        # A scheduler's attributes are its state_dict: none may be added.
+        kind = type(thing)
+        thing.__class__ = type(kind.__name__, (kind,), {"step": staticmethod(guarded)})
 
 
 class Undo:

@@ -1,0 +1,210 @@
+"""What workers, operators and the coordinator say to each other: one line of JSON each.
+
+The coordinator speaks first, with a nonce. Whoever connects answers with a proof that it knows the
+run's token, and only then is anything else read from it. The token itself is never sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+
+import msgspec
+
+from evenstep.types import StepReport, WorkerId
+from evenstep.wire import Codec
+
+PROTOCOL = 1
+GREETING_BYTES = 2**16
+"""The longest line from someone who has not proved anything yet."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """One line."""
+
+
+# First words.
+
+
+class Greeting(Message, frozen=True, kw_only=True):
+    """The coordinator's first line."""
+
+    protocol: int = PROTOCOL
+    nonce: str
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """The answer of a worker. One that was in the run before says so: `worker`, `generation`."""
+
+    protocol: int = PROTOCOL
+    proof: str
+    worker: WorkerId = ""  # empty: give me a name
+    generation: int = 0  # that it trains in; 0: it is new
+    host: str = ""
+    pid: int = 0
+
+
+class Ask(Message, frozen=True, kw_only=True):
+    """The answer of an operator: one question, one `Answer`, and the connection ends."""
+
+    protocol: int = PROTOCOL
+    proof: str
+    what: str  # status, scale, drain, stop
+    num_workers: int = 0  # for scale
+    worker: WorkerId = ""  # for drain
+
+
+class Answer(Message, frozen=True, kw_only=True):
+    """To an operator. `problem` is empty if it was done."""
+
+    problem: str = ""
+    told: dict[str, Any] = {}
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """The last line to someone who cannot take part."""
+
+    why: str
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """A worker's name for life, and the terms."""
+
+    worker: WorkerId
+    lease_s: float
+    run: str = ""  # the run's folder, on the coordinator's host
+    checkpoint_every_s: float = 0.0  # 0: none while training
+    checkpoints_kept: int = 3
+    resume: str = ""  # the checkpoint to begin from
+
+
+# From workers.
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """Started up, model and data built: ready to take a share."""
+
+    kind: str
+    cores: float
+    cap: int | None = None
+    batch: int
+    length: int  # of the dataset
+    prefetched: int
+    min_share: int = 1
+    settings: dict[str, Any] = {}  # the script's own, of the config tree
+    model: str  # a digest of names, shapes and dtypes
+    address: str  # of the store that this worker hosts, for generations it leads
+    port: int
+
+
+class Began(Message, frozen=True, kw_only=True):
+    """The leader: a generation has begun, at this step."""
+
+    generation: int
+    step: int
+
+
+class Stepped(Message, frozen=True, kw_only=True):
+    """The leader: a step was taken."""
+
+    generation: int
+    step: int
+    seconds: float
+    reports: tuple[StepReport, ...]
+
+
+class Stuck(Message, frozen=True, kw_only=True):
+    """This worker waits for its peers, longer than a step can take."""
+
+    generation: int
+    step: int
+    waited_s: float
+
+
+class Alive(Message, frozen=True, kw_only=True):
+    """A worker's heartbeat, off the hot path; answered with `Lease`."""
+
+    generation: int
+    step: int
+    waiting: bool  # on its peers
+
+
+class Leaving(Message, frozen=True, kw_only=True):
+    """A worker asks to be let go at a step's end: a spot notice, a signal."""
+
+    why: str
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """A worker has trained to the end."""
+
+    step: int
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """The user's script raised on this worker."""
+
+    told: str  # the traceback
+
+
+# To workers.
+
+
+class Generation(Message, frozen=True, kw_only=True):
+    """A new generation. `planned`: at the end of the step in which the leader passes it on, with
+    the old one training on until then. Otherwise at once: the step at hand is void.
+
+    A worker that is not in the roster leaves. An empty roster ends the run.
+    """
+
+    number: int
+    roster: tuple[WorkerId, ...]  # by rank
+    shares: tuple[int, ...]  # by rank
+    planned: bool
+    address: str = ""  # of the leader's store
+    port: int = 0
+    reason: str
+
+
+class NewPlan(Message, frozen=True, kw_only=True):
+    """To the leader: other shares."""
+
+    generation: int
+    shares: tuple[int, ...]  # by rank
+    lr_factor: float = 1.0
+    reason: str
+
+
+class Paused(Message, frozen=True, kw_only=True):
+    """Too few workers: wait, state in hand."""
+
+    reason: str
+
+
+class Lease(Message, frozen=True, kw_only=True):
+    """The coordinator has heard a heartbeat: the lease runs anew."""
+
+
+class Goodbye(Message, frozen=True, kw_only=True):
+    """Nothing more is expected of this worker: it may end."""
+
+    why: str = ""
+
+
+FromClient = Hello | Ask | Ready | Began | Stepped | Stuck | Alive | Leaving | Done | Failed
+ToClient = Greeting | Welcome | Refused | Answer | Generation | NewPlan | Paused | Lease | Goodbye
+
+from_client: Codec[FromClient] = Codec(FromClient)
+from_stranger: Codec[Hello | Ask] = Codec(Hello | Ask, max_bytes=GREETING_BYTES)
+to_client: Codec[ToClient] = Codec(ToClient)
+
+
+def proof(token: str, nonce: str) -> str:
+    """Shows that one knows the token, without telling it."""
+    return hmac.new(token.encode(), nonce.encode(), hashlib.sha256).hexdigest()
+
+
+def proves(told: str, token: str, nonce: str) -> bool:
+    """Whether a proof is right, in time that does not depend on how wrong it is."""
+    return hmac.compare_digest(told.encode(), proof(token, nonce).encode())

@@ -1,0 +1,231 @@
+"""A worker's line to the coordinator: two threads beside training, which never waits for them.
+
+What comes in is kept until the training thread looks; what goes out is dropped while there is no
+connection, unless it must not be. A lost coordinator is dialled again until the lease is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from evenstep.errors import EvenstepError
+from evenstep.launch.environment import Coordinator
+from evenstep.messages import (
+    Alive,
+    FromClient,
+    Generation,
+    Goodbye,
+    Greeting,
+    Hello,
+    Lease,
+    NewPlan,
+    Paused,
+    Refused,
+    ToClient,
+    Welcome,
+    from_client,
+    proof,
+    to_client,
+)
+
+log = logging.getLogger("evenstep")
+
+DIAL_S = 5.0  # for one attempt
+AGAIN_S = 0.2  # between attempts
+WAITING_LINES = 1000
+
+
+class NotWelcomeError(EvenstepError, ConnectionError):
+    """The coordinator refuses this worker, or cannot be reached."""
+
+
+class Control:
+    """The connection, and all that the coordinator has said.
+
+    `progress` tells the heartbeat where training stands: generation, step, whether it waits.
+    """
+
+    def __init__(self, where: Coordinator, progress: Callable[[], tuple[int, int, bool]]) -> None:
+        self._where, self._progress = where, progress
+        self._lock = threading.Condition()
+        self._socket: socket.socket | None = None
+        self._outbox: queue.Queue[FromClient | None] = queue.Queue(WAITING_LINES)
+        self.generations: dict[int, Generation] = {}
+        self.newest = 0  # of all generations announced
+        self.newest_at_once = 0  # of those that make the step at hand void
+        self._plan: NewPlan | None = None
+        self.paused = ""
+        self.goodbye: str | None = None
+        self._closed = False
+        self.welcome = self._dial()
+        self._leased_s = time.monotonic() + self.welcome.lease_s
+        self._every_s = min(1.0, self.welcome.lease_s / 10)
+        self._threads = [
+            threading.Thread(target=run, name=f"evenstep-control-{name}", daemon=True)
+            for name, run in (("in", self._read), ("out", self._write))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._socket is not None
+
+    @property
+    def lease_over(self) -> bool:
+        """Whether the coordinator may by now have given this worker's place to others."""
+        return time.monotonic() > self._leased_s
+
+    def tell(self, message: FromClient) -> None:
+        """Say something soon. Never waits; with no connection for long, the oldest is dropped."""
+        try:
+            self._outbox.put_nowait(message)
+        except queue.Full:
+            log.debug("the coordinator does not listen: dropped %s", type(message).__name__)
+
+    def take_plan(self, generation: int) -> NewPlan | None:
+        """The newest plan of a generation, once."""
+        with self._lock:
+            plan, self._plan = self._plan, None
+        return plan if plan is not None and plan.generation == generation else None
+
+    def forget_before(self, generation: int) -> None:
+        """Generations older than this one are of no use any more."""
+        with self._lock:
+            for number in [n for n in self.generations if n < generation]:
+                del self.generations[number]
+
+    def wait(self, seconds: float) -> None:
+        """Until something comes in, or a while has passed."""
+        with self._lock:
+            self._lock.wait(seconds)
+
+    def close(self) -> None:
+        """Say what is left to be said, and hang up."""
+        self._outbox.put(None)
+        self._threads[1].join(DIAL_S)
+        with self._lock:
+            self._closed = True
+            if self._socket is not None:
+                _hang_up(self._socket)
+        self._threads[0].join(DIAL_S)
+
+    # The threads.
+
+    def _read(self) -> None:
+        while not self._closed:
+            try:
+                for line in self._lines:
+                    self._hear(to_client.decode(line))
+            except (OSError, ValueError) as e:
+                log.debug("the line to the coordinator broke: %s", e)
+            with self._lock:
+                self._socket = None
+            while not self._closed and self.goodbye is None and not self.lease_over:
+                try:
+                    self._dial()
+                    log.info("the coordinator is back")
+                    break
+                except NotWelcomeError as e:
+                    with self._lock:
+                        self.goodbye = str(e)
+                        self._lock.notify_all()
+                except OSError:
+                    self.wait(AGAIN_S)
+            else:
+                return
+
+    def _hear(self, message: ToClient) -> None:
+        with self._lock:
+            match message:
+                case Generation(number=number, planned=planned):
+                    self.generations[number] = message
+                    self.newest = max(self.newest, number)
+                    if not planned:
+                        self.newest_at_once = max(self.newest_at_once, number)
+                    self.paused = ""
+                case NewPlan():
+                    self._plan = message
+                case Paused(reason=reason):
+                    self.paused = reason
+                case Lease():
+                    self._leased_s = time.monotonic() + self.welcome.lease_s
+                case Goodbye(why=why) | Refused(why=why):
+                    self.goodbye = why
+                case _:
+                    pass
+            self._lock.notify_all()
+
+    def _write(self) -> None:
+        while True:
+            message: FromClient | None
+            try:
+                message = self._outbox.get(timeout=self._every_s)
+            except queue.Empty:
+                generation, step, waiting = self._progress()
+                message = Alive(generation=generation, step=step, waiting=waiting)
+            if message is None:
+                return
+            line, there = from_client.encode(message), self._socket
+            try:
+                if there is not None:
+                    there.sendall(line)
+            except OSError as e:
+                log.debug("not told: %s", e)
+
+    # The connection.
+
+    def _dial(self) -> Welcome:
+        where = self._where
+        there = socket.create_connection((where.host, where.port), timeout=DIAL_S)
+        try:
+            there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if where.tls_ca:
+                context = ssl.create_default_context(cafile=where.tls_ca)
+                there = context.wrap_socket(there, server_hostname=where.host)
+            lines = there.makefile("rb")
+            greeting = _first(lines.readline())
+            if not isinstance(greeting, Greeting):
+                raise NotWelcomeError(f"{where} does not greet like a coordinator: {greeting}")
+            generation, _, _ = self._progress()
+            known = getattr(self, "welcome", None)
+            hello = Hello(
+                proof=proof(where.token, greeting.nonce),
+                worker=known.worker if known else where.worker,
+                generation=generation,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+            )
+            there.sendall(from_client.encode(hello))
+            answer = _first(lines.readline())
+            if not isinstance(answer, Welcome):
+                why = answer.why if isinstance(answer, Refused) else f"it answered {answer}"
+                raise NotWelcomeError(f"the coordinator at {where} refuses this worker: {why}")
+            there.settimeout(None)
+        except BaseException:
+            there.close()
+            raise
+        with self._lock:
+            self._lines, self._socket = lines, there
+        return answer
+
+
+def _first(line: bytes) -> ToClient:
+    if not line:
+        raise NotWelcomeError("the coordinator hung up before a word")
+    return to_client.decode(line)
+
+
+def _hang_up(there: socket.socket) -> None:
+    with suppress(OSError):
+        there.shutdown(socket.SHUT_RDWR)
+    there.close()
