@@ -11,8 +11,8 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import torch
 from evenstep import __version__
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.state import State
-from evenstep.train.tree import places, put_together, take_apart
+from evenstep.train.tree import bytes_of, places, put_together, take_apart
 
 log = logging.getLogger("evenstep")
 
@@ -103,7 +103,7 @@ class Checkpoints:
             try:
                 return load(path)
             except CheckpointError as e:
-                log.warning("%s; going back to the one before", e)
+                log.warning("%s; an older one is looked for", e)
         return None
 
     def _files(self) -> list[Path]:
@@ -125,7 +125,7 @@ class Checkpoints:
                 self._write(snapshot)
                 self._told = ""
             except Exception as e:  # a full disk must not end training, nor anything else in here
-                told = f"{type(e).__name__}: {e}"
+                told = _cause(e)
                 if told != self._told:
                     log.warning("checkpoint of step %d not written: %s", snapshot.step, told)
                 self._told = told
@@ -161,26 +161,33 @@ class Checkpoints:
 
 
 def load(path: Path) -> Checkpoint:
-    """One checkpoint, checked whole. Raises CheckpointError."""
-    try:
+    """One checkpoint, checked whole. Raises CheckpointError if it is not."""
+    with _naming(path):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as e:  # zip, pickle, end of file, input and output: whatever damage brings
-        raise CheckpointError(str(path), f"cannot be read: {e}") from e
-    if not isinstance(content, dict) or "format" not in content:
-        raise CheckpointError(str(path), "is not a checkpoint of evenstep")
-    if content["format"] != FORMAT:
-        raise ConfigError(
-            str(path), f"is of format {content['format']}; this evenstep reads {FORMAT}"
-        )
-    plan, tensors = take_apart(content["state"])
-    if _check_sum(plan, tensors) != content["check"]:
+        kind = content["format"]
+    if kind != FORMAT:  # not damage: to pass it over would be to begin anew
+        raise ConfigError(str(path), f"is of format {kind}; this evenstep reads {FORMAT}")
+    with _naming(path):
+        step, check = content["step"], content["check"]
+        plan, tensors = take_apart(content["state"])
+        whole = check == _check_sum(plan, tensors)
+    if not whole:
         raise CheckpointError(str(path), "is damaged: its check sum is wrong")
     # Models are copied from the file; what things keep must not hang on it.
     ours = [
         tensor if place[0] == "models" else tensor.clone()
         for place, tensor in zip(places(plan), tensors, strict=True)
     ]
-    return Checkpoint(path, content["step"], put_together(plan, ours))
+    return Checkpoint(path, step, put_together(plan, ours))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as e:  # zip, pickle, end of file, missing names: whatever damage brings
+        first = str(e).partition("\n")[0]
+        raise CheckpointError(str(path), f"cannot be read: {type(e).__name__}: {first}") from e
 
 
 def _copy(tensors: Sequence[torch.Tensor], spare: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -200,9 +207,15 @@ def _copy(tensors: Sequence[torch.Tensor], spare: Sequence[torch.Tensor]) -> lis
 def _check_sum(plan: bytes, tensors: Sequence[torch.Tensor]) -> int:
     total = zlib.crc32(plan)
     for tensor in tensors:
-        flat = tensor.contiguous().view(-1)
-        total = zlib.crc32(flat.view(torch.uint8).numpy().data, total)
+        total = zlib.crc32(bytes_of(tensor.contiguous()).numpy().data, total)
     return total
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong first: torch raises errors of its own on top of a full disk."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {error}"
 
 
 def _step(path: Path) -> int:

@@ -26,7 +26,7 @@ from evenstep.errors import ConfigError
 from evenstep.launch.environment import Coordinator
 from evenstep.messages import Began, Done, Failed, Generation, Leaving, Ready, Stepped
 from evenstep.train.checkpoint import Checkpoints
-from evenstep.train.group import CPU, Group, GroupGoneError, PeerLostError
+from evenstep.train.group import CPU, Group, GroupGoneError, PeerLostError, gather, reach
 from evenstep.train.guard import Undo, skip_if
 from evenstep.train.handover import hand_over
 from evenstep.train.loader import Loader
@@ -41,6 +41,7 @@ from evenstep.types import StepReport
 log = logging.getLogger("evenstep")
 
 TIMEOUT_S = 600.0  # of a sum, if all else fails
+MEET_S = 10.0  # to make a group of ranks that are all there
 PARTING_S = 10.0
 
 
@@ -108,7 +109,7 @@ class ElasticSession(Session):
         if self._lost:
             self._regroup()
         if self.void:
-            self._undo.restore_rest()
+            self._undo.restore()
             self.void = False
         planned, self._planned = self._planned, 0
         if planned > self.generation:
@@ -143,6 +144,8 @@ class ElasticSession(Session):
 
     def _regroup(self, planned: int = 0) -> None:
         """Into a newer generation, as often as it takes, with the state of the furthest of it."""
+        if self.void:
+            self._undo.restore()  # a forward pass may have gone on after the group was gone
         while True:
             told = self._member.next(planned)
             begun_s = time.monotonic()
@@ -185,7 +188,8 @@ class ElasticSession(Session):
         self.generation = told.number
         store = self._store
         if self.rank > 0:
-            store = TCPStore(told.address, told.port, None, False, wait_for_workers=False)
+            store = reach(told.address, told.port, self._member.check)
+        gather(store, told.number, self.rank, self.world, self._member.check)
 
         def make(name: str, device: torch.device) -> Group:
             group = Group(
@@ -194,6 +198,7 @@ class ElasticSession(Session):
                 self.rank,
                 self.world,
                 timeout_s=TIMEOUT_S,
+                meet_s=MEET_S,
                 name=name,
                 device=device,
                 address=self._address,

@@ -7,15 +7,18 @@ blocked sum can be given up when a peer has failed: Gloo itself cannot be interr
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import (
     AllreduceOptions,
     BroadcastOptions,
@@ -30,6 +33,10 @@ from evenstep.errors import EvenstepError
 CPU = torch.device("cpu")
 SLICE = timedelta(milliseconds=20)
 LAST_WORDS_S = 2.0
+REACH_S = 10.0  # for one attempt
+REACH = timedelta(seconds=REACH_S)
+
+T = TypeVar("T")
 
 Check = Callable[[float], None]
 """Called while waiting, with the seconds waited so far. Raises if there is no use in waiting on."""
@@ -54,16 +61,18 @@ class Transfer:
     """
 
     def __init__(self, work: Work) -> None:
-        self._work = work
+        self._work: Work | None = work
         self._ended = threading.Event()
         self._error: RuntimeError | None = None
         threading.Thread(target=self._run, name="evenstep-transfer", daemon=True).start()
 
     def _run(self) -> None:
         try:
+            assert self._work is not None
             self._work.wait()
         except RuntimeError as e:
             self._error = e
+        self._work = None  # it would keep the group's links open
         self._ended.set()
 
     def wait(self, timeout: timedelta | None = None) -> None:
@@ -75,10 +84,11 @@ class Transfer:
 
     def abandon(self) -> None:
         """End it unfinished, and with it all others of its group: nothing is written after this."""
-        if not self._ended.is_set():
+        work = self._work
+        if work is not None:
             with suppress(RuntimeError):
-                self._work.wait(timedelta(milliseconds=1))  # closes the links
-            self._ended.wait(LAST_WORDS_S)
+                work.wait(timedelta(milliseconds=1))  # closes the links
+        self._ended.wait(LAST_WORDS_S)
 
 
 class Group:
@@ -97,6 +107,7 @@ class Group:
         world: int,
         *,
         timeout_s: float,
+        meet_s: float = 600.0,
         name: str = "control",
         device: torch.device = CPU,
         address: str = "",
@@ -108,32 +119,16 @@ class Group:
         self._backend: Any = None
         if world > 1:
             prefix = PrefixStore(f"evenstep/{generation}/{name}", store)
-            timeout = timedelta(seconds=timeout_s)
             self._backend = self._meet(
-                lambda: _backend(prefix, rank, world, device, address, timeout)
+                lambda: _backend(prefix, rank, world, device, address, timedelta(seconds=meet_s))
             )
+            self._backend._set_default_timeout(timedelta(seconds=timeout_s))
 
     def _meet(self, make: Callable[[], Any]) -> Any:
-        """Make the group in a thread: it blocks until all peers are there, some may never come."""
-        made: SimpleQueue[Any] = SimpleQueue()
-
-        def run() -> None:
-            try:
-                made.put(make())
-            except Exception as e:
-                made.put(e)
-
-        threading.Thread(target=run, name="evenstep-meet", daemon=True).start()
-        begun_s = time.monotonic()
-        while True:
-            try:
-                backend = made.get(timeout=SLICE.total_seconds())
-            except Empty:
-                self._check(time.monotonic() - begun_s)
-                continue
-            if isinstance(backend, Exception):
-                self._mourn(backend)
-            return backend
+        try:
+            return patiently(make, self._check)
+        except RuntimeError as e:
+            self._mourn(e)
 
     def sum_async(self, tensor: torch.Tensor) -> Work | None:
         """Start summing a tensor over the group, in place. All ranks start sums in one order."""
@@ -189,11 +184,17 @@ class Group:
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Transfer:
         """Start sending a dense tensor on the host to a rank, which receives it by its tag."""
-        return Transfer(self._backend.send([tensor], rank, tag))
+        try:
+            return Transfer(self._backend.send([tensor], rank, tag))
+        except RuntimeError as e:  # the link is broken already
+            self._mourn(e)
 
     def recv(self, tensor: torch.Tensor, rank: int, tag: int) -> Transfer:
         """Start receiving what a rank sends under a tag: of exactly the tensor's size."""
-        return Transfer(self._backend.recv([tensor], rank, tag))
+        try:
+            return Transfer(self._backend.recv([tensor], rank, tag))
+        except RuntimeError as e:
+            self._mourn(e)
 
     def close(self, wait_s: float = LAST_WORDS_S) -> None:
         """Let the group go. Waits a little for what is still blocked in it, and no longer."""
@@ -203,6 +204,57 @@ class Group:
         thread = threading.Thread(target=box.clear, name="evenstep-close", daemon=True)
         thread.start()
         thread.join(wait_s)
+
+
+def patiently(make: Callable[[], T], check: Check) -> T:
+    """What `make` makes, in a thread: it blocks until peers are there, and some may never come."""
+    made: SimpleQueue[T | Exception] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            made.put(make())
+        except Exception as e:
+            made.put(e)
+
+    threading.Thread(target=run, name="evenstep-meet", daemon=True).start()
+    begun_s = time.monotonic()
+    while True:
+        try:
+            found = made.get(timeout=SLICE.total_seconds())
+        except Empty:
+            check(time.monotonic() - begun_s)
+            continue
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def reach(address: str, port: int, check: Check) -> Store:
+    """The store that a leader hosts; PeerLostError if nobody listens there any more."""
+    try:
+        socket.create_connection((address, port), timeout=REACH_S).close()
+        # Only now: by itself a store's client goes on dialling for minutes.
+        return patiently(
+            lambda: TCPStore(address, port, None, False, REACH, wait_for_workers=False), check
+        )
+    except (OSError, RuntimeError) as e:
+        raise PeerLostError(f"the leader's store at {address}:{port} is gone: {e}") from e
+
+
+def gather(store: Store, generation: int, rank: int, world: int, check: Check) -> None:
+    """Wait until all ranks of a generation are at its store.
+
+    Making a group blocks, and nothing can interrupt it: it is begun when nobody is missing.
+    """
+    keys = [f"evenstep/{generation}/here/{other}" for other in range(world)]
+    begun_s = time.monotonic()
+    try:
+        store.set(keys[rank], "")
+        while not store.check(keys):
+            check(time.monotonic() - begun_s)
+            time.sleep(0.002)
+    except DistError as e:
+        raise PeerLostError(f"the leader's store is gone: {e}") from e
 
 
 def _backend(

@@ -18,7 +18,7 @@ def skip_if(void: Callable[[], bool], thing: Any) -> None:
         return None if void() else step(*args, **kwargs)
 
     if isinstance(thing, torch.optim.Optimizer):
-        thing.step = guarded  # as schedulers do
+        thing.__dict__["step"] = guarded  # as schedulers do
     else:
         # A scheduler's attributes are its state_dict: none may be added.
         kind = type(thing)
@@ -49,18 +49,18 @@ class Undo:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """The step is void. Gradients are put back, or made zero: a scaler wants to see some."""
+        """Put back what the step has changed so far; as often as the loop goes on changing it.
+
+        Gradients become zero where there were none: a GradScaler wants to see some.
+        """
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._kept)
         before = self._grads or [None] * len(self._params)
         for param, grad in zip(self._params, before, strict=True):
             if grad is not None:
-                param.grad = grad
+                param.grad = grad.clone()
             elif param.grad is not None:
                 param.grad = torch.zeros_like(param)
-
-    def restore_rest(self) -> None:
-        """The loop is through with the void step: what it did with the zeros is undone too."""
         for thing, state in zip(self._small, self._states, strict=True):
             thing.load_state_dict(state)
         torch.set_rng_state(self._random)

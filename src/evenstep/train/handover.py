@@ -19,7 +19,7 @@ import torch
 from evenstep.errors import EvenstepError, InvalidInputError
 from evenstep.train.group import Group, Transfer
 from evenstep.train.state import State
-from evenstep.train.tree import Path, places, put_together
+from evenstep.train.tree import Path, bytes_of, places, put_together
 
 T = TypeVar("T")
 
@@ -287,7 +287,8 @@ class Slice:
             return None
         if tensor.is_conj() or tensor.is_neg():
             return None
-        return tensor.view(-1)[piece.begin : piece.end].view(torch.uint8)
+        size = tensor.element_size()
+        return bytes_of(tensor)[piece.begin * size : piece.end * size]
 
     def room(self, slot: torch.Tensor) -> torch.Tensor:
         """Its bytes in their place, or a part of the slot for them."""

@@ -52,6 +52,12 @@ def places(plan: bytes) -> list[Path]:
         return [path for _, path in sorted(_places(msgspec.msgpack.decode(plan), ()))]
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, flat and as bytes."""
+    # Not view(-1): a single number may have any stride.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 @contextmanager
 def _refusing() -> Iterator[None]:
     try:
