@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import signal
 import time
@@ -67,6 +68,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
 
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")
     torch.manual_seed(3)
     torch.set_num_threads(1)
     width = args.width

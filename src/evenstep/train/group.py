@@ -36,6 +36,8 @@ LAST_WORDS_S = 2.0
 REACH_S = 10.0  # for one attempt
 REACH = timedelta(seconds=REACH_S)
 
+CLOSING, MEETING = "evenstep-close", "evenstep-meet"  # threads
+
 T = TypeVar("T")
 
 Check = Callable[[float], None]
@@ -201,9 +203,17 @@ class Group:
         # The destructor joins a blocked sum, until its peers have closed their ends too: never in
         # the training thread. A process that ends in the midst of it would be aborted.
         box, self._backend = [self._backend], None
-        thread = threading.Thread(target=box.clear, name="evenstep-close", daemon=True)
+        thread = threading.Thread(target=box.clear, name=CLOSING, daemon=True)
         thread.start()
         thread.join(wait_s)
+
+
+def await_closed(wait_s: float = LAST_WORDS_S) -> None:
+    """Give groups that were let go the time to be gone, before the process ends."""
+    until_s = time.monotonic() + wait_s
+    for thread in threading.enumerate():
+        if thread.name in (CLOSING, MEETING):
+            thread.join(max(0.0, until_s - time.monotonic()))
 
 
 def patiently(make: Callable[[], T], check: Check) -> T:
@@ -216,7 +226,7 @@ def patiently(make: Callable[[], T], check: Check) -> T:
         except Exception as e:
             made.put(e)
 
-    threading.Thread(target=run, name="evenstep-meet", daemon=True).start()
+    threading.Thread(target=run, name=MEETING, daemon=True).start()
     begun_s = time.monotonic()
     while True:
         try:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Subset
 
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train import norm, pulse
-from evenstep.train.group import CPU, Group, GroupGoneError
+from evenstep.train.group import CPU, Group, GroupGoneError, await_closed
 from evenstep.train.loader import Loader, Weight, check_dataset
 from evenstep.train.meter import Meter, Outlook
 from evenstep.train.order import cut
@@ -81,6 +81,7 @@ class Session(ABC):
         for group in self._groups:
             group.close()
         self._groups = []
+        await_closed()
 
     @property
     def is_leader(self) -> bool:
