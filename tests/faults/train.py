@@ -1,6 +1,7 @@
 """A small script to be trained under faults: in double precision, with everything that has a state.
 
-It can end itself with SIGKILL at a point of a step: FAULTS is JSON, a list of [worker, point, step].
+It ends itself with SIGKILL where FAULTS says, each fault once: a JSON list of [who, point, step],
+who being a worker's name, "leader", or "rank2".
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,12 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import evenstep
+from evenstep.train import checkpoint, elastic, reduce
+
+NAME = os.environ.get("EVENSTEP_WORKER", "alone")
 
 
-class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
+class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Samples that differ, so that no two of them can be taken for each other."""
 
     def __init__(self, num: int) -> None:
@@ -32,28 +37,53 @@ class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        return self.x[index], self.y[index], index
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index], self.y[index]
 
 
-class Ledger:
-    """How often each sample was used, counted by the loop itself; goes along with the run."""
+class Faults:
+    """Ends this process where it was told to."""
 
-    def __init__(self, num: int) -> None:
-        self.steps = 0
+    def __init__(self, out: Path) -> None:
+        self._out, self._planned = out, json.loads(os.environ.get("FAULTS", "[]"))
+        self.session: evenstep.Session | None = None
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps}
+    def at(self, point: str) -> None:
+        """This is a point: end here, if that was asked for and has not happened yet."""
+        session = self.session
+        if session is None:
+            return
+        who = {NAME, f"rank{session.rank}", "leader" if session.is_leader else ""}
+        for name, where, step in self._planned:
+            if name in who and where == point and step in (session.step, -1):
+                try:
+                    (self._out / f"fault-{name}-{where}-{step}").touch(exist_ok=False)
+                except FileExistsError:
+                    continue
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps = state["steps"]
+    def before(self, point: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with a point before it."""
+
+        def with_point(*args: Any, **kwargs: Any) -> Any:
+            self.at(point)
+            return function(*args, **kwargs)
+
+        return with_point
 
 
-def fault(session: evenstep.Session, point: str) -> None:
-    """End here, if that was asked for."""
-    worker = os.environ.get("EVENSTEP_WORKER", "")
-    if [worker, point, session.step] in json.loads(os.environ.get("FAULTS", "[]")):
-        os.kill(os.getpid(), signal.SIGKILL)
+def plant(faults: Faults, model: nn.Module) -> None:
+    """Points within evenstep itself."""
+    reduce.FIRST_BUCKET_BYTES = reduce.BUCKET_BYTES = 256  # several buckets, also of a small model
+    first = next(model.parameters())
+    first.register_hook(lambda grad: faults.at("bucket"))  # others are on their way by then
+    for module, name, point in (
+        (elastic, "gather", "forming"),
+        (elastic, "compare", "comparing"),
+        (elastic, "hand_over", "handover"),
+        (checkpoint, "_check_sum", "checkpoint"),
+    ):
+        setattr(module, name, faults.before(point, getattr(module, name)))
 
 
 def main() -> None:
@@ -63,7 +93,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of every step")
-    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--sum", action="store_true", help="a sum over the workers in every step")
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -71,42 +101,47 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")
     torch.manual_seed(3)
     torch.set_num_threads(1)
-    width = args.width
-    model = nn.Sequential(
-        nn.Linear(8, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Linear(width, 1)
+    model: nn.Module = nn.Sequential(
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 1)
     ).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    per_step = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.01 * step))
-    ledger = Ledger(args.samples)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.01 * step))
+    faults = Faults(args.out)
+    plant(faults, model)
     with evenstep.join() as session:
-        model, optimizer, per_step = session.prepare(
-            model, optimizer, per_step, sync_batchnorm=True
+        faults.session = session
+        model, optimizer, scheduler = session.prepare(
+            model, optimizer, scheduler, sync_batchnorm=True
         )
-        session.register("ledger", ledger)
         loader = session.loader(
             Numbers(args.samples), batch=args.batch, num_workers=args.loader_workers
         )
         for epoch in session.epochs(args.epochs):
-            for x, y, _ in loader:
-                fault(session, "forward")
+            for x, y in loader:
+                faults.at("forward")
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(model(x), y)
                 time.sleep(args.pause)
-                fault(session, "backward")
+                faults.at("backward")
                 loss.backward()
-                fault(session, "reduced")
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                faults.at("reduced")
+                if args.sum:
+                    session.sum(loss)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
-                fault(session, "stepped")
-                per_step.step()
-                if session.is_leader:
-                    (args.out / "step").write_text(str(session.step))
-            total = session.sum(torch.tensor([1.0]))
-            print(f"epoch {epoch} step {session.step} of {session.world} sum {total}", flush=True)
-        parameters = {name: p.detach() for name, p in model.state_dict().items()}
-        lr = optimizer.param_groups[0]["lr"]
-        name = os.environ.get("EVENSTEP_WORKER", "alone")
-        torch.save({"model": parameters, "lr": lr, "step": session.step}, args.out / f"{name}.pt")
+                faults.at("stepped")
+                scheduler.step()
+            faults.at("epoch")
+            there = session.sum(1.0)
+            logging.info("epoch %d, step %d: %g here", epoch, session.step, there)
+        torch.save(
+            {
+                "model": model.state_dict(),
+                "lr": optimizer.param_groups[0]["lr"],
+                "step": session.step,
+            },
+            args.out / f"{NAME}.pt",
+        )
 
 
 if __name__ == "__main__":

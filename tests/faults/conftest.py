@@ -1,0 +1,31 @@
+"""What a run under faults is compared with: the same script, trained alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.faults.running import SCRIPT
+
+Alone = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """Parameters and the rest after training alone with some arguments."""
+    known: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def train(*args: str) -> dict[str, Any]:
+        if args not in known:
+            out: Path = tmp_path_factory.mktemp("alone")
+            subprocess.run([sys.executable, SCRIPT, "--out", out, *args], check=True, timeout=90)
+            known[args] = torch.load(out / "alone.pt", weights_only=True)
+        return known[args]
+
+    return train

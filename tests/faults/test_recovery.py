@@ -1,0 +1,41 @@
+"""SIGKILL at every point of a step that matters, of whoever matters, with five workers.
+
+With three workers every survivor is a neighbour of the lost one in Gloo's ring and learns of the
+loss by itself. With five some do not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Alone
+from tests.faults.running import Fault, Running, same
+
+POINTS = ("forward", "backward", "bucket", "reduced", "stepped")
+
+CASES: list[tuple[Fault, ...]] = [
+    *[((who, point, 7),) for who in ("rank3", "leader") for point in POINTS],
+    (("rank2", "epoch", 10),),  # before the sum at an epoch's end
+    (("rank1", "reduced", 9), ("rank3", "backward", 9)),  # the epoch's last step: two at once
+    (("rank1", "backward", 7), ("rank2", "backward", 7)),
+    (("leader", "backward", 7), ("rank3", "bucket", 7)),
+    (("rank3", "backward", 7), ("leader", "forming", 7)),  # the next leader, in regrouping
+    (("rank3", "backward", 7), ("rank1", "comparing", 7)),
+    (("rank3", "reduced", 7), ("leader", "handover", -1)),
+    (("rank4", "checkpoint", -1), ("leader", "checkpoint", -1)),
+]
+
+
+@pytest.mark.parametrize("faults", CASES, ids=lambda fs: "+".join(f"{f[0]}-{f[1]}" for f in fs))
+def test_survivors_end_where_one_process_ends(
+    faults: tuple[Fault, ...], tmp_path: Path, alone: Alone
+) -> None:
+    options = ["--restarts", "0", "--checkpoint-every", "0.1"]
+    with Running(tmp_path, options=options, args=["--pause", "0.005"], faults=faults) as run:
+        assert run.finish() == 0
+        died = list(run.out.glob("fault-*"))
+        assert len(run.results()) == 5 - len(died)
+        assert died
+        assert all(same(result, alone()) for result in run.results().values())
