@@ -13,6 +13,11 @@ from evenstep import __version__
 from evenstep.errors import EvenstepError
 
 COMMANDS = {
+    "run": "Train a script on workers that may come, go and die.",
+    "join": "Add a worker of this machine to a run.",
+    "status": "Show who trains in a run, and how fast.",
+    "scale": "Change how many workers a run has.",
+    "drain": "Let a worker leave a run at a step's end.",
     "simulate": "Run a scenario on a virtual clock and compare policies.",
     "verify": "Train a few steps alone and on uneven workers, and compare.",
     "replay": "Decide a recorded run again and show what differs.",

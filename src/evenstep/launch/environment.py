@@ -62,7 +62,9 @@ def _coordinator(environment: Mapping[str, str]) -> Coordinator:
     told = environment["EVENSTEP_COORDINATOR"]
     host, colon, port = told.rpartition(":")
     if not (host and colon and port.isdecimal()):
-        raise ConfigError("EVENSTEP_COORDINATOR", f'expected host:port, got "{told}"', "environment")
+        raise ConfigError(
+            "EVENSTEP_COORDINATOR", f'expected host:port, got "{told}"', "environment"
+        )
     return Coordinator(
         host=host.strip("[]"),
         port=int(port),

@@ -1,0 +1,58 @@
+"""`evenstep join`: a worker of this machine for a run that goes on elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from evenstep.cli.place import locate, question, token_option
+from evenstep.launch.local import tethered, worker_environment
+
+
+@click.command("join", context_settings={"allow_interspersed_args": False})
+@click.argument("where", metavar="HOST:PORT")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--address", help="At which the other workers reach this one.")
+@token_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    where: str,
+    script: Path,
+    args: tuple[str, ...],
+    address: str | None,
+    token_file: Path | None,
+) -> None:
+    """Start SCRIPT ARGS here as a worker of the run at HOST:PORT (or in a run's folder).
+
+    Options of join go before SCRIPT. Ctrl-C or SIGTERM lets the worker leave at a step's end; a
+    second one ends it. The exit code is the script's.
+    """
+    there = locate(where, token_file)
+    question(there, "status")  # a wrong token is told here, not in a traceback of the script
+    env = worker_environment(os.environ, coordinator=str(there), address=address or "")
+    env["EVENSTEP_TOKEN"] = there.token  # the environment is only ours to read
+    env.pop("EVENSTEP_WORKER", None)
+    worker = subprocess.Popen(
+        tethered([sys.executable, str(script), *args]),
+        env=env,
+        start_new_session=True,
+    )
+    asked = False
+
+    def leave(*_: int | FrameType | None) -> None:
+        nonlocal asked
+        os.killpg(worker.pid, signal.SIGKILL) if asked else worker.terminate()
+        asked = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
+    code = worker.wait()
+    ctx.exit(128 - code if code < 0 else code)

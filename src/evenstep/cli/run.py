@@ -1,0 +1,259 @@
+"""`evenstep run`: a coordinator, and workers on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from evenstep.config import Settings
+from evenstep.coordinate.ask import EVERYWHERE
+from evenstep.coordinate.host import Host
+from evenstep.coordinate.member import MOST_WORKERS, Ending, Terms
+from evenstep.coordinate.run import RunFolder
+from evenstep.engine import assemble
+from evenstep.errors import ConfigError
+from evenstep.journal import read
+from evenstep.launch.local import LocalLauncher, worker_environment
+from evenstep.strict import build, override
+from evenstep.types import MOST_SAMPLES
+
+log = logging.getLogger("evenstep")
+
+FAILED = 1
+LAST_S = 10.0  # for the others to end when one has failed
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.argument("script", type=FILE)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--workers", metavar="N|MIN:MAX", help="Started here, and the most.  [default: 1]")
+@click.option("--min", "least", type=click.IntRange(min=1), help="Below it the run pauses.")
+@click.option("--run", "folder", type=click.Path(path_type=Path), help="The run's new folder.")
+@click.option("--resume", type=click.Path(path_type=Path), help="Go on with a run's folder.")
+@click.option(
+    "--restarts",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Workers started in place of lost ones, in all.",
+)
+@click.option("--policy", help="How the batch is shared.")
+@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a setting.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="0: any that is free.")
+@click.option(
+    "--lease",
+    default=3600.0,
+    show_default=True,
+    type=POSITIVE,
+    help="Seconds that workers go on without a coordinator.",
+)
+@click.option(
+    "--checkpoint-every", default=60.0, show_default=True, type=POSITIVE, help="In seconds."
+)
+@click.option(
+    "--keep", default=3, show_default=True, type=click.IntRange(min=1), help="Checkpoints kept."
+)
+@click.option("--tls-cert", type=FILE, help="Speak TLS with this certificate (PEM).")
+@click.option("--tls-key", type=FILE)
+@click.pass_context
+def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **options: Any) -> None:
+    """Train SCRIPT ARGS on workers that may come, go and die.
+
+    SCRIPT is started as `python SCRIPT ARGS` for each worker; options of run go before it. Ctrl-C
+    or SIGTERM ends the run in order, with a checkpoint; a second one kills it. Exit code 0: trained
+    to the end, or stopped in order. 1: the script failed, or no worker is left.
+    """
+    old = _opened(options["folder"], options["resume"])
+    few, many = _numbers(options["workers"] or _before(old) or "1")
+    told = ([f"policy={options['policy']}"] if options["policy"] else []) + (
+        [f"workers.min={options['least']}"] if options["least"] else []
+    )
+    sets = _checked((*told, *options["sets"]), resumed=old is not None and old.journal.exists())
+    tls = _tls(options["tls_cert"], options["tls_key"])
+    folder = old or RunFolder.make(options["folder"] or _new(script))
+    try:
+        if options["tls_cert"]:
+            folder.write_tls_ca(options["tls_cert"])
+        terms = Terms(
+            run=str(folder.path),
+            lease_s=options["lease"],
+            checkpoint_every_s=options["checkpoint_every"],
+            checkpoints_kept=options["keep"],
+            sets=(f"workers.max={many or MOST_WORKERS}", *sets),
+            least=few if many else 1,
+            most=many or MOST_WORKERS,
+            restarts=options["restarts"],
+        )
+        logging.basicConfig(level=logging.INFO, format="evenstep: %(message)s", stream=sys.stderr)
+        run = Run(folder, terms, few, [str(script), *args])
+        ending = asyncio.run(run.to_its_end(options["host"], options["port"], tls))
+    finally:
+        folder.close()
+    click.echo(f"evenstep: {ending.why}; logs and checkpoints are in {folder.path}", err=True)
+    if ending.told:
+        click.echo(ending.told.rstrip(), err=True)
+    ctx.exit(0 if ending.ok else FAILED)
+
+
+class Run:
+    """A coordinator, and what it launches here, from the first worker to the last."""
+
+    def __init__(self, folder: RunFolder, terms: Terms, num: int, command: list[str]) -> None:
+        self._folder, self._num, self._command = folder, num, command
+        most = f":{terms.most}" if terms.most < MOST_WORKERS else ""
+        about = {"script": Path(command[0]).name, "workers": f"{num}{most}"}
+        self._host = Host(folder, terms, about)
+        self._signals = 0
+        self._killed = asyncio.Event()
+
+    async def to_its_end(self, host: str, port: int, tls: ssl.SSLContext | None) -> Ending:
+        """Train. Nothing that was started here is left when it ends, however it ends."""
+        address = await self._listen(host, port, tls)
+        launcher = self._launcher(host, address)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            click.echo(f"evenstep: run {self._folder.path}, coordinator at {address}", err=True)
+            coordinator = self._host.coordinator
+            self._host.call(coordinator.start, self._num)
+            ending = await self._host.ending()
+            for worker in coordinator.never_joined():
+                launcher.stop(worker)
+            if ending.ok:
+                await self._last_words(launcher)
+            await launcher.close(0.0 if self._killed.is_set() else LAST_S)
+            assert coordinator.ending is not None
+            return coordinator.ending  # a script may fail after training, too
+        finally:
+            await launcher.close()
+            await self._host.close()
+
+    async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> str:
+        before = self._folder.address().rpartition(":")[2]
+        if not port and before.isdecimal():  # where workers that outlived a coordinator look
+            with suppress(OSError):
+                return await self._host.open(host, int(before), tls)
+        try:
+            return await self._host.open(host, port, tls)
+        except OSError as e:
+            raise ConfigError("--host, --port", f"cannot listen at {host}:{port}: {e}") from None
+
+    def _launcher(self, host: str, address: str) -> LocalLauncher:
+        port = address.rpartition(":")[2]
+        env = worker_environment(
+            os.environ,
+            coordinator=f"{EVERYWHERE[host]}:{port}" if host in EVERYWHERE else address,
+            token_file=self._folder.path / "token",
+            address=_own_address(host),
+            tls_ca=self._folder.tls_ca(),
+            num_workers=self._num,
+        )
+        coordinator = self._host.coordinator
+        launcher = LocalLauncher(
+            [sys.executable, *self._command],
+            env=env,
+            logs=self._folder.logs,
+            name=coordinator.new_name,
+            on_end=lambda *end: self._host.call(coordinator.ended, *end),
+            out=sys.stdout,
+        )
+        coordinator.crew.launcher = launcher
+        return launcher
+
+    async def _last_words(self, launcher: LocalLauncher) -> None:
+        """What scripts do after training takes as long as it takes."""
+        killed = asyncio.create_task(self._killed.wait())
+        ended = asyncio.create_task(launcher.wait())
+        await asyncio.wait({killed, ended}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (killed, ended):
+            task.cancel()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        coordinator, name = self._host.coordinator, signal.Signals(number).name
+        self._signals += 1
+        if self._signals == 1 and coordinator.ending is None:
+            log.info("%s: ending at the step's end, with a checkpoint; again to kill", name)
+            self._host.call(coordinator.stop, name)
+            return
+        log.info("%s: killed", name)
+        self._host.call(coordinator.fail, f"killed by {name}")
+        self._killed.set()
+
+
+def _opened(new: Path | None, old: Path | None) -> RunFolder | None:
+    if new is not None and old is not None:
+        raise ConfigError("--run, --resume", "give one of them: a new folder, or one to go on with")
+    return RunFolder.open(old) if old is not None else None
+
+
+def _new(script: Path) -> Path:
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{now}-{script.stem}"
+
+
+def _before(folder: RunFolder | None) -> str:
+    """How many workers a run was given that is resumed."""
+    if folder is None or not folder.journal.exists():
+        return ""
+    return str(read(folder.journal)[0].about.get("workers", ""))
+
+
+def _numbers(text: str) -> tuple[int, int]:
+    """How many to start, and the most; 0: no bound."""
+    few, colon, many = text.partition(":")
+    if not few.isdecimal() or (colon and not many.isdecimal()):
+        raise ConfigError("--workers", f"expected as 3 or 2:8, got {text!r}")
+    if colon and not 1 <= int(few) <= int(many):
+        raise ConfigError("--workers", f"need 1 <= MIN <= MAX, got {text!r}")
+    return int(few), int(many or 0)
+
+
+def _checked(sets: tuple[str, ...], *, resumed: bool) -> tuple[str, ...]:
+    """What the command line puts over the script's settings, checked before anything starts."""
+    if sets and resumed:
+        raise ConfigError(sets[0].partition("=")[0], "stays as the run's journal has it")
+    plain = override({"batch": {"size": MOST_SAMPLES}}, sets)
+    settings = build(Settings, plain, source="--set")
+    if settings.batch.size != MOST_SAMPLES:
+        raise ConfigError("batch.size", "is the script's own: set it there", "--set")
+    assemble(settings)
+    return sets
+
+
+def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if (certificate is None) != (key is None):
+        raise ConfigError("--tls-cert, --tls-key", "give both, or neither")
+    if certificate is None or key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as e:
+        raise ConfigError("--tls-cert, --tls-key", f"cannot be used: {e}") from None
+    return context
+
+
+def _own_address(host: str) -> str:
+    """Where other workers reach those of this machine: empty for its own loopback."""
+    if host not in EVERYWHERE:
+        return "" if host in ("127.0.0.1", "::1", "localhost") else host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("2001:db8::1" if ":" in host else "192.0.2.1", 9))  # sends nothing
+        return str(probe.getsockname()[0])
+    return ""

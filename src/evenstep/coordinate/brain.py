@@ -1,0 +1,121 @@
+"""The engine of a run: made at the first Ready, asked in moderation, restored from its journal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from evenstep.config import Settings
+from evenstep.decide.cluster import Cluster
+from evenstep.engine import Engine
+from evenstep.errors import ConfigError, JournalError
+from evenstep.journal import Journal, read
+from evenstep.messages import Ready
+from evenstep.pace import Pace
+from evenstep.strict import build, override
+from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, WorkerId
+
+log = logging.getLogger("evenstep")
+
+Timer = Callable[[], float]
+"""Seconds that this thread has computed for."""
+
+ALIKE = ("batch", "length", "prefetched", "model")
+"""What all workers of a run must agree on."""
+
+
+class Brain:
+    """Decides for one run. What it is told goes to the journal first."""
+
+    def __init__(self, engine: Engine, facts: dict[str, Any], timer: Timer) -> None:
+        self._engine, self._facts, self._timer = engine, facts, timer
+        self._pace = Pace()
+        self._balances = True
+
+    @classmethod
+    def begin(
+        cls,
+        ready: Ready,
+        sets: Sequence[str],
+        journal: Callable[[Settings, dict[str, Any]], Journal | None],
+        timer: Timer,
+    ) -> Brain:
+        """The brain of a new run, by its first worker and the command line."""
+        engine = Engine(settings_of(ready, sets))
+        facts = {name: getattr(ready, name) for name in ALIKE}
+        engine.journal = journal(engine.cluster.settings, {"facts": facts})
+        return cls(engine, facts, timer)
+
+    @classmethod
+    def restore(cls, path: Path, timer: Timer) -> tuple[Brain, float, set[WorkerId]]:
+        """The brain of a run that goes on, its clock, and every worker it ever had."""
+        journal = Journal.resume(path)
+        try:
+            header, records = read(path)
+            engine, clock_s = Engine(header.settings), 0.0
+            ids: set[WorkerId] = set()
+            for record in records:
+                engine.handle(record.at_s, record.event)
+                clock_s = max(clock_s, record.at_s)
+                if isinstance(record.event, Joined):
+                    ids.update(w.id for w in record.event.workers)
+        except BaseException:
+            journal.close()
+            raise
+        engine.journal = journal
+        return cls(engine, header.about.get("facts", {}), timer), clock_s, ids
+
+    @property
+    def cluster(self) -> Cluster:
+        """What it knows."""
+        return self._engine.cluster
+
+    def differs(self, ready: Ready) -> str:
+        """What a worker has otherwise than the run, with both values; empty if nothing."""
+        for name in ALIKE:
+            told, known = getattr(ready, name), self._facts.get(name)
+            if told != known:
+                return f"{name} is {told} here, {known} in the run"
+        return ""
+
+    def handle(self, at_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:
+        """Decide. If the journal cannot be written any more, the run goes on without it."""
+        begun_s = self._timer()
+        try:
+            actions = self._engine.handle(at_s, event)
+        except JournalError as e:
+            log.error("%s; the run goes on, but nobody can take it over", e)
+            self.close()
+            actions = self._engine.handle(at_s, event)
+        moved = any(isinstance(action, Plan) for action in actions)
+        self._pace.decided(at_s, self._timer() - begun_s, moved=moved)
+        return actions
+
+    def step(self, at_s: float, done: StepDone) -> tuple[AnyAction, ...]:
+        """Decide on a step if it is worth it. A mistake here ends balancing, not training."""
+        wanted = self._pace.wants(at_s, [r.compute_s for r in done.reports])
+        if not (self._balances and wanted):
+            return ()
+        try:
+            return self.handle(at_s, done)
+        except Exception:
+            log.exception("the balancer has stopped, shares stay")
+            self._balances = False
+            return ()
+
+    def close(self) -> None:
+        """End the journal."""
+        if self._engine.journal is not None:
+            self._engine.journal.close()
+        self._engine.journal = None
+
+
+def settings_of(ready: Ready, sets: Sequence[str]) -> Settings:
+    """Defaults, under the script's own settings, under the command line's."""
+    batch = {"size": ready.batch, "min_share": ready.min_share}
+    settings = build(Settings, override({"batch": batch, **ready.settings}, sets))
+    if settings.batch.size != ready.batch:
+        raise ConfigError("batch.size", f"is the script's own, {ready.batch}: set it there")
+    return settings

@@ -1,0 +1,154 @@
+"""A run's folder: its token, its journal, where its coordinator listens, what its workers said."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from evenstep.coordinate.member import Store
+from evenstep.errors import ConfigError
+from evenstep.types import WorkerId
+
+TLS_CA = "tls.pem"
+"""In a run's folder: the certificate by which its coordinator is known, if it speaks TLS."""
+
+_stores = msgspec.json.Decoder(dict[WorkerId, Store])
+
+
+class RunFolder:
+    """The folder of a run, held by one coordinator at a time. See `make` and `open`."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+        self.token = os.pread(lock, 4096, 0).decode(errors="replace").strip()
+
+    @classmethod
+    def make(cls, path: Path) -> Self:
+        """A new run, with a token that only this user can read."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(
+                path / "token", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode=0o600
+            )
+        except FileExistsError:
+            raise ConfigError(
+                str(path), "holds a run already; go on with it by --resume, or name another folder"
+            ) from None
+        except OSError as e:
+            raise ConfigError(str(path), f"cannot be made: {e.strerror}") from None
+        os.write(lock, secrets.token_hex(32).encode() + b"\n")
+        return cls._held(path, lock)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Go on with a run."""
+        try:
+            lock = os.open(path / "token", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as e:
+            raise ConfigError(str(path), f"is not the folder of a run: {e.strerror}") from None
+        return cls._held(path, lock)
+
+    @classmethod
+    def _held(cls, path: Path, lock: int) -> Self:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise ConfigError(str(path), "has a coordinator already") from None
+        (path / "logs").mkdir(exist_ok=True)
+        (path / "checkpoints").mkdir(exist_ok=True)
+        return cls(path.absolute(), lock)
+
+    def close(self) -> None:
+        """Let another coordinator have it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+    @property
+    def journal(self) -> Path:
+        """The record."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """What workers started here have said."""
+        return self.path / "logs"
+
+    def launched(self) -> set[WorkerId]:
+        """Every worker that was ever started here: each has a log."""
+        return {log.stem for log in self.logs.glob("*.log")}
+
+    def newest_checkpoint(self) -> str:
+        """The path of the newest checkpoint, empty if there is none."""
+        there = [
+            entry
+            for entry in (self.path / "checkpoints").iterdir()
+            if not entry.name.startswith(".") and not entry.name.endswith(".tmp")
+        ]
+        return str(max(there, key=_age)) if there else ""
+
+    def address(self) -> str:
+        """Where the coordinator listens, or last listened; empty if it never did."""
+        return read_address(self.path)
+
+    def write_address(self, address: str) -> None:
+        """Say where the coordinator listens."""
+        self._replace("address", address.encode() + b"\n")
+
+    def write_tls_ca(self, certificate: Path) -> None:
+        """Say by which certificate the coordinator is known."""
+        self._replace(TLS_CA, certificate.read_bytes())
+
+    def tls_ca(self) -> str:
+        """The path of that certificate; empty if there is none."""
+        return str(self.path / TLS_CA) if (self.path / TLS_CA).exists() else ""
+
+    def stores(self) -> dict[WorkerId, Store]:
+        """The workers' stores, as last kept."""
+        try:
+            return _stores.decode((self.path / "stores.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError) as e:
+            raise ConfigError(str(self.path / "stores.json"), f"cannot be read: {e}") from None
+
+    def keep_stores(self, stores: Mapping[WorkerId, Store]) -> None:
+        """Keep what the journal does not: where a generation meets that a worker leads."""
+        self._replace("stores.json", msgspec.json.encode(stores))
+
+    def _replace(self, name: str, data: bytes) -> None:
+        fresh = self.path / f".{name}"
+        fresh.write_bytes(data)
+        fresh.rename(self.path / name)  # nobody ever reads half of it
+
+
+def read_address(path: Path) -> str:
+    """The address in a run's folder; empty if there is none."""
+    try:
+        return (path / "address").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def read_token(path: Path) -> str:
+    """The token in a file."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as e:
+        why = e.strerror if isinstance(e, OSError) else "it is not text"
+        raise ConfigError(str(path), f"cannot be read: {why}") from None
+
+
+def _age(entry: Path) -> tuple[int, str]:
+    try:
+        return entry.stat().st_mtime_ns, entry.name
+    except OSError:  # removed by a worker meanwhile
+        return 0, entry.name

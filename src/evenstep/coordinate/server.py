@@ -1,0 +1,234 @@
+"""The coordinator's ear: connections, proofs, bounded lines, and nobody who holds others up.
+
+A stranger gets a nonce, little time and little room. One who has proved that it knows the token may
+speak; what it says wrongly is refused and counted. One who does not read is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+from collections import Counter
+from contextlib import suppress
+from typing import Protocol
+
+from evenstep.errors import InvalidInputError
+from evenstep.messages import (
+    GREETING_BYTES,
+    PROTOCOL,
+    Answer,
+    Ask,
+    FromClient,
+    Greeting,
+    Hello,
+    Refused,
+    ToClient,
+    Welcome,
+    from_client,
+    from_stranger,
+    proves,
+    to_client,
+)
+from evenstep.types import WorkerId
+from evenstep.wire import MAX_BYTES
+
+log = logging.getLogger("evenstep")
+
+PROOF_S = 5.0  # for a stranger to prove itself
+STRANGERS = 200  # at once; beyond that the oldest is dropped
+UNREAD_BYTES = 4 * 2**20  # waiting for one reader; beyond that it is dropped
+PARTING_S = 5.0  # for the last line to be read
+MISTAKES = 100  # of one connection
+
+
+class Listener(Protocol):
+    """Who decides what is said."""
+
+    def admit(self, hello: Hello) -> Welcome | Refused: ...
+    def arrived(self, worker: WorkerId) -> None: ...
+    def heard(self, worker: WorkerId, message: FromClient) -> None: ...
+    def closed(self, worker: WorkerId) -> None: ...
+    def ask(self, ask: Ask) -> Answer: ...
+
+
+class _RefusedError(Exception):
+    """A stranger goes. The reason is what it is counted under; `told` is what it hears."""
+
+    def __init__(self, reason: str, told: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.told = reason, told or reason
+
+
+class Server:
+    """Listens for workers and operators, in the event loop that it was opened in."""
+
+    def __init__(self, token: str, listener: Listener) -> None:
+        self._token, self._listener = token, listener
+        self._server: asyncio.Server | None = None
+        self._workers: dict[WorkerId, asyncio.StreamWriter] = {}
+        self._strangers: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.refused: Counter[str] = Counter()
+
+    async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> str:
+        """Listen; the address with the port that was found."""
+        timeout_s = PROOF_S if tls else None
+        self._server = await asyncio.start_server(
+            self._meet, host, port, ssl=tls, ssl_handshake_timeout=timeout_s, limit=GREETING_BYTES
+        )
+        port = self._server.sockets[0].getsockname()[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def close(self) -> None:
+        """Hang up, giving what was said a little time to be read."""
+        if self._server is not None:
+            self._server.close()
+        for worker in list(self._workers):
+            self.hang_up(worker)
+        for writer in list(self._strangers):
+            writer.transport.abort()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=PARTING_S)
+        for task in list(self._tasks):
+            task.cancel()
+
+    def send(self, worker: WorkerId, message: ToClient) -> None:
+        """Say something to a worker, without waiting for it."""
+        writer = self._workers.get(worker)
+        if writer is not None:
+            self._write(writer, message)
+
+    def hang_up(self, worker: WorkerId) -> None:
+        """End a worker's connection once it has read what was said."""
+        writer = self._workers.pop(worker, None)
+        if writer is not None:
+            self._keep(asyncio.create_task(_hang_up(writer)))
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._keep(task)
+        lines = _Lines(reader)
+        try:
+            first = await self._prove(lines, writer)
+            if isinstance(first, Ask):
+                self._write(writer, self._listener.ask(first))
+            elif (worker := self._welcome(writer, first)) is not None:
+                await self._hear(worker, lines, writer)
+        except _RefusedError as e:
+            self.refused[e.reason] += 1
+            self._write(writer, Refused(why=e.told))
+        except (OSError, EOFError):
+            pass  # it hung up
+        except Exception:
+            log.exception("a mistake of the coordinator's own")
+        finally:
+            self._strangers.pop(writer, None)
+            await _hang_up(writer)
+
+    async def _prove(self, lines: _Lines, writer: asyncio.StreamWriter) -> Hello | Ask:
+        """The first words of someone who knows the token."""
+        self._strangers[writer] = None
+        if len(self._strangers) > STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            self.refused["too many at once"] += 1
+            oldest.transport.abort()
+        nonce = secrets.token_hex(16)
+        self._write(writer, Greeting(nonce=nonce))
+        try:
+            async with asyncio.timeout(PROOF_S):
+                line = await lines.next(GREETING_BYTES)
+        except TimeoutError:
+            raise _RefusedError("no proof in time") from None
+        except EOFError:
+            if self._strangers.pop(writer, self) is None:
+                self.refused["hung up before a word"] += 1
+            raise
+        try:
+            first = from_stranger.decode(line)
+        except InvalidInputError as e:
+            raise _RefusedError("bad first line", str(e)) from None
+        if first.protocol != PROTOCOL:
+            told = f"this run speaks protocol {PROTOCOL}, you speak {first.protocol}"
+            raise _RefusedError("wrong protocol", told)
+        if not proves(first.proof, self._token, nonce):
+            raise _RefusedError("wrong token", "the token is not that of this run")
+        self._strangers.pop(writer, None)
+        return first
+
+    def _welcome(self, writer: asyncio.StreamWriter, hello: Hello) -> WorkerId | None:
+        answer = self._listener.admit(hello)
+        if isinstance(answer, Refused):
+            raise _RefusedError("not taken in", answer.why)
+        self._workers[answer.worker] = writer
+        self._write(writer, answer)
+        self._listener.arrived(answer.worker)
+        return answer.worker
+
+    async def _hear(self, worker: WorkerId, lines: _Lines, writer: asyncio.StreamWriter) -> None:
+        mistakes = 0
+        try:
+            while mistakes < MISTAKES:
+                line = await lines.next(MAX_BYTES)
+                try:
+                    message = from_client.decode(line)
+                    if isinstance(message, Hello | Ask):
+                        raise InvalidInputError("message", "is for strangers")
+                    self._listener.heard(worker, message)
+                except InvalidInputError as e:
+                    mistakes += 1
+                    self.refused["bad message"] += 1
+                    log.warning("%s said what cannot be: %s", worker, e)
+        finally:
+            if self._workers.get(worker) is writer:  # else it was us who hung up
+                del self._workers[worker]
+                self._listener.closed(worker)
+
+    def _write(self, writer: asyncio.StreamWriter, message: ToClient) -> None:
+        line = to_client.encode(message)
+        if writer.transport.get_write_buffer_size() + len(line) > UNREAD_BYTES:
+            self.refused["does not read"] += 1
+            writer.transport.abort()
+        elif not writer.is_closing():
+            writer.write(line)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Lines:
+    """Lines of a stream, each no longer than is allowed at that point."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader, self._held = reader, bytearray()
+
+    async def next(self, most_bytes: int) -> bytes:
+        searched = 0
+        while (end := self._held.find(b"\n", searched)) < 0:
+            searched = len(self._held)
+            if searched > most_bytes:
+                raise _RefusedError("line too long", f"a line is at most {most_bytes} bytes long")
+            chunk = await self._reader.read(2**16)
+            if not chunk:
+                raise EOFError
+            self._held += chunk
+        if end > most_bytes:
+            raise _RefusedError("line too long", f"a line is at most {most_bytes} bytes long")
+        line = bytes(self._held[:end])
+        del self._held[: end + 1]
+        return line
+
+
+async def _hang_up(writer: asyncio.StreamWriter) -> None:
+    """Close, without waiting long for the last line to be read."""
+    try:
+        async with asyncio.timeout(PARTING_S):
+            writer.close()
+            await writer.wait_closed()
+    except (TimeoutError, OSError):
+        with suppress(OSError):
+            writer.transport.abort()

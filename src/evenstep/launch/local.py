@@ -1,0 +1,155 @@
+"""Workers as processes of this machine: tied to the one that started them, their output kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from evenstep.launch.echo import Echo
+from evenstep.types import Launch, WorkerId
+
+_TETHER = Path(__file__).parents[1] / "emulate" / "tether.py"
+GRACE_S = 5.0  # between asking a process to end and ending it
+LAST_BYTES = 8192  # of a log: enough for a traceback
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    log: Path
+
+
+class LocalLauncher:
+    """Starts a command as often as it is told to, in the event loop's thread, which has to stay.
+
+    The kernel kills the workers when that thread ends. `on_end` hears of each end at once: the
+    worker, its exit code (negative: a signal) and the end of its log.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        logs: Path,
+        name: Callable[[], WorkerId],
+        on_end: Callable[[WorkerId, int, str], None],
+        out: TextIO,
+    ) -> None:
+        self._command, self._env, self._logs = list(command), dict(env), logs
+        self._name, self._on_end = name, on_end
+        self._echo = Echo(out)
+        self._running: dict[WorkerId, _Running] = {}
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
+
+    def launch(self, order: Launch) -> None:
+        """Start workers. OSError: this machine cannot."""
+        for _ in range(order.num_workers):
+            self._start(self._name())
+
+    def stop(self, worker: WorkerId) -> None:
+        """Ask a worker to end; end it if it does not."""
+        if running := self._running.get(worker):
+            with suppress(ProcessLookupError):
+                os.kill(running.process.pid, signal.SIGTERM)
+            loop = asyncio.get_running_loop()
+            loop.call_later(GRACE_S, self.kill, worker)
+
+    def kill(self, worker: WorkerId) -> None:
+        """End a worker and all that it started."""
+        if running := self._running.get(worker):
+            with suppress(ProcessLookupError):
+                os.killpg(running.process.pid, signal.SIGKILL)
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Until all workers have ended. False: the time was up."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._all_ended.wait(), timeout_s)
+        return not self._running
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """End whoever still runs, after a last while to end by themselves."""
+        if grace_s > 0 and not await self.wait(grace_s):
+            for worker in list(self._running):
+                self.stop(worker)
+            await self.wait(GRACE_S)
+        for worker in list(self._running):
+            self.kill(worker)
+        await self.wait(GRACE_S)
+        self._echo.close()
+
+    def _start(self, worker: WorkerId) -> None:
+        path = self._logs / f"{worker}.log"
+        with path.open("ab") as log:
+            self._echo.follow(worker, path)
+            process = subprocess.Popen(
+                tethered(self._command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**self._env, "EVENSTEP_WORKER": worker},
+                start_new_session=True,  # Ctrl-C is for the coordinator, which ends them in order
+            )
+        running = _Running(process, os.pidfd_open(process.pid), path)
+        self._running[worker] = running
+        self._all_ended.clear()
+        asyncio.get_running_loop().add_reader(running.pidfd, self._ended, worker)
+
+    def _ended(self, worker: WorkerId) -> None:
+        running = self._running.pop(worker)
+        asyncio.get_running_loop().remove_reader(running.pidfd)
+        with suppress(ProcessLookupError):
+            # Not reaped yet, so the number of its group cannot have passed to others.
+            os.killpg(running.process.pid, signal.SIGKILL)
+        code = running.process.wait()
+        os.close(running.pidfd)
+        if not self._running:
+            self._all_ended.set()
+        self._on_end(worker, code, _end_of(running.log))
+
+
+def tethered(command: Sequence[str]) -> list[str]:
+    """A command that does not outlive the thread that starts it."""
+    return [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command]
+
+
+def worker_environment(
+    environment: Mapping[str, str],
+    *,
+    coordinator: str,
+    token_file: Path | None = None,
+    address: str = "",
+    tls_ca: str = "",
+    num_workers: int = 1,
+) -> dict[str, str]:
+    """The environment of a worker process; what the user has set for workers stays."""
+    cores = len(os.sched_getaffinity(0))
+    own = {
+        "OMP_NUM_THREADS": str(max(1, cores // max(1, num_workers))),
+        "PYTHONUNBUFFERED": "1",  # or nobody sees what it prints until much later
+        **({"EVENSTEP_ADDRESS": address} if address else {}),
+        **({"EVENSTEP_TLS_CA": tls_ca} if tls_ca else {}),
+    }
+    # A token of another run must not go before this one's.
+    kept = {k: v for k, v in environment.items() if k != "EVENSTEP_TOKEN"}
+    token = {"EVENSTEP_TOKEN_FILE": str(token_file)} if token_file else {}
+    return {**own, **kept, "EVENSTEP_COORDINATOR": coordinator, **token}
+
+
+def _end_of(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LAST_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,92 @@
+"""A training script without training: workers that agree through a file instead of a group.
+
+Arguments: the number of steps; then, optionally, what goes wrong and on which worker.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from evenstep.launch.environment import Coordinator, find
+from evenstep.messages import Alive, Done, Failed, Generation, Goodbye, Leaving, Paused
+from tests.coordinate.fake import FakeWorker
+
+STEP_S = 0.02
+
+
+def main(num_steps: int, wrong: str = "", who: str = "") -> None:
+    where = find(os.environ)
+    assert isinstance(where, Coordinator)
+    if wrong == "import" and where.worker == who:
+        raise ImportError("no module named tensorbored")
+    worker = FakeWorker(f"{where.host}:{where.port}", where.token, where.worker)
+    counter = Path(worker.welcome.run) / "steps"
+    say(f"{worker.id} is here, resuming {worker.welcome.resume or 'nothing'}")
+    signal.signal(signal.SIGTERM, lambda *_: worker.say(Leaving(why="SIGTERM")))
+    try:
+        train(worker, counter, num_steps, wrong if worker.id == who else "")
+    except Exception:
+        worker.say(Failed(told=traceback.format_exc()))
+        raise
+
+
+def train(worker: FakeWorker, counter: Path, num_steps: int, wrong: str) -> None:
+    paused = False
+    while (steps := _read(counter)) < num_steps:
+        time.sleep(STEP_S)
+        message = worker.poll(0.0)
+        match message:
+            case Goodbye():
+                return
+            case Paused():
+                paused = True
+            case Generation(number=number, roster=roster, planned=planned):
+                paused = False
+                if not roster and worker.generation and worker.generation.roster[0] == worker.id:
+                    (Path(worker.welcome.run) / "checkpoints" / f"step-{steps}").touch()
+                if worker.id not in roster:
+                    say(f"{worker.id} leaves")
+                    sys.exit(0 if planned else os.EX_TEMPFAIL)
+                worker.begin(message)
+                say(f"{worker.id} begins {number} of {len(roster)}")
+        told = worker.generation
+        if told is None or paused or message is not None:
+            continue
+        worker.say(Alive(generation=told.number, step=steps, waiting=False))
+        if wrong == "raise" and steps >= 3:
+            raise ValueError("the data is bad")
+        if wrong == "die" and steps >= 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if wrong == "exit" and steps >= 3:
+            os._exit(7)
+        if told.roster[0] == worker.id:
+            worker.step(steps)
+            _write(counter, steps + 1)
+    worker.say(Done(step=steps))
+    worker.hear(Goodbye)
+    if wrong == "after":
+        raise RuntimeError("cannot save the model")
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _read(counter: Path) -> int:
+    return int(counter.read_text()) if counter.exists() else 0
+
+
+def _write(counter: Path, steps: int) -> None:
+    fresh = counter.with_suffix(".new")
+    fresh.write_text(str(steps))
+    fresh.rename(counter)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,328 @@
+"""Workers as the coordinator meets them, without sockets, processes or time of their own.
+
+They follow the rules of the real ones: a generation forms when all of its roster have entered it, a
+planned one is passed on by the leader in a step that all take, a lost peer makes a step void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evenstep.config import Settings
+from evenstep.coordinate.brain import Brain
+from evenstep.coordinate.coordinator import Coordinator
+from evenstep.coordinate.member import Store, Terms
+from evenstep.journal import Journal
+from evenstep.messages import (
+    Alive,
+    Began,
+    Done,
+    FromClient,
+    Generation,
+    Goodbye,
+    Hello,
+    Leaving,
+    Paused,
+    Refused,
+    Stepped,
+    Stuck,
+    ToClient,
+    Welcome,
+)
+from evenstep.types import Launch, StepReport, WorkerId
+from tests.coordinate.fake import ready
+
+
+@dataclass
+class SimWorker:
+    """One worker, as far as its control thread and its loop go."""
+
+    id: WorkerId
+    launched: bool = False
+    connected: bool = True
+    frozen: bool = False  # stopped: it neither speaks nor steps, and its connection stays
+    said_ready: bool = False
+    generation: int = 0
+    begun: bool = False
+    lost: bool = False  # its group is gone: it waits for a generation that holds at once
+    done: bool = False
+    goodbye: bool = False
+    paused: bool = False
+    told: dict[int, Generation] = field(default_factory=dict)
+    heard: list[ToClient] = field(default_factory=list)
+    newest: int = 0
+    at_once: int = 0
+
+    def hear(self, message: ToClient) -> None:
+        self.heard.append(message)
+        match message:
+            case Generation(number=number, planned=planned):
+                self.told[number] = message
+                self.newest = max(self.newest, number)
+                if not planned:
+                    self.at_once = max(self.at_once, number)
+                self.paused = False
+            case Goodbye() | Refused():
+                self.goodbye = True
+            case Paused():
+                self.paused = True
+            case _:
+                pass
+
+    @property
+    def target(self) -> int:
+        """The generation that makes the one at hand void, if there is one."""
+        number = self.at_once if self.begun else self.newest
+        return number if number > self.generation else 0
+
+    @property
+    def trains(self) -> bool:
+        return self.connected and not self.frozen and not self.done and not self.lost
+
+
+class World:
+    """The coordinator's outside and its launcher; and the workers."""
+
+    def __init__(self, folder: Path, terms: Terms | None = None) -> None:
+        self.folder, self.now_s = folder, 0.0
+        self.terms = terms or Terms(gather_s=5.0)
+        self.workers: dict[WorkerId, SimWorker] = {}
+        self.kept: dict[WorkerId, Store] = {}
+        self.starting: list[WorkerId] = []
+        self.stopped: list[WorkerId] = []
+        self.announced: list[Generation] = []
+        self.formed: set[int] = set()
+        self.began: set[int] = set()
+        self.step = 0
+        self.coordinator = Coordinator(self.terms, self, launcher=self)
+
+    # The coordinator's outside.
+
+    def send(self, worker: WorkerId, message: ToClient) -> None:
+        if isinstance(message, Generation) and message not in self.announced:
+            self._check(message)
+            self.announced.append(message)
+        if worker in self.workers and self.workers[worker].connected:
+            self.workers[worker].hear(message)
+
+    def hang_up(self, worker: WorkerId) -> None:
+        if worker in self.workers:
+            self.workers[worker].connected = False
+
+    def journal(self, settings: Settings, about: dict[str, Any]) -> Journal | None:
+        return Journal.create(self.folder / "journal.jsonl", settings, about)
+
+    def checkpoint(self) -> str:
+        return ""
+
+    def keep(self, stores: Mapping[WorkerId, Store]) -> None:
+        self.kept = dict(stores)
+
+    # Its launcher.
+
+    def launch(self, order: Launch) -> None:
+        for _ in range(order.num_workers):
+            self.starting.append(self.coordinator.new_name())
+
+    def stop(self, worker: WorkerId) -> None:
+        self.stopped.append(worker)
+
+    # What workers do.
+
+    def connect(self, name: str = "", *, launched: bool = False) -> SimWorker | None:
+        answer = self.coordinator.admit(self.now_s, Hello(proof="", worker=name))
+        if isinstance(answer, Refused):
+            return None
+        worker = SimWorker(answer.worker, launched)
+        assert not (worker.id in self.workers and self.workers[worker.id].connected)
+        self.workers[worker.id] = worker
+        self.coordinator.arrived(self.now_s, worker.id)
+        return worker
+
+    def say(self, worker: SimWorker, message: FromClient) -> None:
+        if worker.connected:
+            self.coordinator.heard(self.now_s, worker.id, message)
+
+    def ready(self, worker: SimWorker, **changes: Any) -> None:
+        worker.said_ready = True
+        self.say(worker, ready(**changes))
+
+    def join(self, name: str = "", **changes: Any) -> SimWorker:
+        worker = self.connect(name)
+        assert worker is not None
+        self.ready(worker, **changes)
+        return worker
+
+    def die(self, worker: SimWorker) -> None:
+        """The connection closes, and so does the process if it is the launcher's."""
+        self.cut(worker)
+        if worker.launched:
+            worker.launched = False
+            self.coordinator.ended(self.now_s, worker.id, -9)
+
+    def cut(self, worker: SimWorker) -> None:
+        if worker.connected:
+            worker.connected = False
+            self.coordinator.closed(self.now_s, worker.id)
+
+    def end(self, worker: SimWorker, code: int = 0) -> None:
+        """It ends by itself."""
+        self.cut(worker)
+        if worker.launched:
+            worker.launched = False
+            self.coordinator.ended(self.now_s, worker.id, code)
+
+    def enter(self) -> None:
+        """Workers go where they are told to; a generation forms when all of its roster are in."""
+        for worker in list(self.workers.values()):
+            if worker.frozen or not worker.connected:
+                continue
+            if worker.goodbye and (worker.lost or worker.done or not worker.begun):
+                self.end(worker, 0 if worker.done else 75)
+            elif not worker.done and (number := worker.target):
+                self._go(worker, number)
+        for number in sorted({w.generation for w in self.workers.values() if w.connected}):
+            roster = self._roster(number)
+            if number and number not in self.formed and all(self._is_in(w, number) for w in roster):
+                self.formed.add(number)
+                for name in roster:
+                    self.workers[name].begun, self.workers[name].lost = True, False
+                self.began.add(number)
+                self.say(self.workers[roster[0]], Began(generation=number, step=self.step))
+
+    def take_step(self) -> bool:
+        """One step of a generation that has formed; False if there is none that can take it."""
+        for number in sorted(self.formed, reverse=True):
+            roster = self._roster(number)
+            there = [self.workers[w] for w in roster if self._is_in(w, number)]
+            if len(there) < len(roster):
+                continue
+            if any(w.target for w in there):
+                return False  # void: all go on to the next
+            leader = there[0]
+            planned = leader.newest if leader.newest > number else 0
+            shares = leader.told[number].shares
+            reports = tuple(StepReport(w.id, s, 0.1) for w, s in zip(there, shares, strict=True))
+            message = Stepped(generation=number, step=self.step, seconds=0.1, reports=reports)
+            self.step += 1
+            self.say(leader, message)
+            if planned:
+                for worker in there:
+                    if worker.connected and not worker.target:
+                        self._go(worker, planned)
+            return True
+        return False
+
+    def notice(self) -> None:
+        """Whoever misses a peer of its generation says so, and waits for the next."""
+        for worker in self.workers.values():
+            number = worker.generation
+            if not worker.trains or not number:
+                continue
+            missing = [w for w in self._roster(number) if not self._is_in(w, number)]
+            if missing:
+                if number in self.formed and not all(self._hangs(w, number) for w in missing):
+                    worker.lost = True
+                self.say(worker, Stuck(generation=number, step=self.step, waited_s=0.0))
+
+    def beat(self) -> None:
+        """Heartbeats of all who can, and the coordinator's own clock."""
+        self.now_s += 0.5
+        for worker in self.workers.values():
+            if not worker.frozen:
+                waits = worker.lost or any(
+                    not self._is_in(w, worker.generation) for w in self._roster(worker.generation)
+                )
+                alive = Alive(generation=worker.generation, step=self.step, waiting=waits)
+                self.say(worker, alive)
+        self.coordinator.tick(self.now_s)
+
+    def settle(self, rounds: int = 200) -> None:
+        """Let everybody do what they can until nothing changes any more."""
+        calm = 0
+        for _ in range(rounds):
+            before = self._sign()
+            for name in list(self.starting):
+                self.starting.remove(name)
+                if (worker := self.connect(name, launched=True)) is not None:
+                    self.ready(worker)
+                else:
+                    self.coordinator.ended(self.now_s, name, 1)
+            self.enter()
+            self.take_step()
+            self.notice()
+            self.beat()
+            for name in self.stopped:
+                worker = self.workers.get(name)
+                if worker is not None and worker.launched:
+                    worker.frozen = False
+                    self.end(worker, -9)
+            self.stopped.clear()
+            calm = calm + 1 if self._sign() == before else 0
+            if calm > 80:  # longer than any limit in there
+                return
+
+    def restart(self, ended: tuple[WorkerId, ...] = ()) -> None:
+        """The coordinator dies and another one goes on with its journal."""
+        self.coordinator.close()
+        for worker in self.workers.values():
+            worker.connected = False
+        self.starting.clear()
+        brain, clock_s, used = Brain.restore(self.folder / "journal.jsonl", lambda: 0.0)
+        self.now_s = max(self.now_s, clock_s)
+        self.coordinator = Coordinator(self.terms, self, launcher=self, names_from=1000)
+        self.coordinator.restore(self.now_s, brain, used=used, stores=self.kept, ended=ended)
+
+    def reconnect(self, worker: SimWorker) -> bool:
+        hello = Hello(proof="", worker=worker.id, generation=worker.generation)
+        answer = self.coordinator.admit(self.now_s, hello)
+        if isinstance(answer, Welcome):
+            assert answer.worker == worker.id
+            worker.connected = True
+            self.coordinator.arrived(self.now_s, worker.id)
+        return worker.connected
+
+    def finish(self, worker: SimWorker) -> None:
+        worker.done = True
+        self.say(worker, Done(step=self.step))
+
+    def leave(self, worker: SimWorker) -> None:
+        self.say(worker, Leaving(why="a spot notice"))
+
+    def _check(self, told: Generation) -> None:
+        """What holds of every announcement at the moment it is made."""
+        assert all(self.workers[w].connected for w in told.roster), "only the living"
+        if told.planned and self.announced:
+            assert self.announced[-1].number in self.began, "one planned change at a time"
+
+    def _go(self, worker: SimWorker, number: int) -> None:
+        told = worker.told[number]
+        worker.generation, worker.lost = number, False
+        if worker.id not in told.roster:
+            self.end(worker, 0 if told.planned else 75)
+
+    def _roster(self, number: int) -> tuple[WorkerId, ...]:
+        return next((g.roster for g in reversed(self.announced) if g.number == number), ())
+
+    def _is_in(self, worker: WorkerId, number: int) -> bool:
+        there = self.workers.get(worker)
+        return there is not None and there.trains and there.generation == number
+
+    def _hangs(self, worker: WorkerId, number: int) -> bool:
+        """It does not answer, but its sockets are there: nobody can tell yet that it is gone."""
+        there = self.workers[worker]
+        return there.connected and there.frozen and there.generation == number
+
+    def _sign(self) -> object:
+        status = self.coordinator.status()
+        rows = [(w["worker"], w["rank"], w["state"]) for w in status["workers"]]
+        return (
+            status["generation"],
+            status["state"],
+            rows,
+            len(self.starting),
+            self.coordinator.ending,
+        )
