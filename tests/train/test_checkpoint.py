@@ -135,8 +135,10 @@ def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
 
 def test_the_newest_are_kept_by_count(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    save(tmp_path, 1, 5, 9, 20, 100_000_000, keep=2)
-    assert names(tmp_path) == ["notes.txt", "step-00000020.pt", "step-100000000.pt"]
+    found = save(tmp_path, 1, 5, 20, 99_999_999, 100_000_000, keep=2).newest()
+    assert found is not None
+    assert found.step == 100_000_000
+    assert names(tmp_path) == ["notes.txt", "step-100000000.pt", "step-99999999.pt"]
 
 
 def test_what_the_state_keeps_does_not_hang_on_the_file(tmp_path: Path) -> None:
@@ -290,12 +292,23 @@ def replace(path: Path) -> None:
     torch.save({"some": "thing"}, path)
 
 
-def run_code(path: Path) -> None:
-    torch.save({"format": 1, "state": print}, path)
+class Evil:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.folder,)
+
+
+def bring_code(path: Path) -> None:
+    content = torch.load(path, weights_only=True)
+    torch.save(content | {"more": Evil(path.parent / "evil")}, path)
 
 
 @pytest.mark.parametrize(
-    "damage", [cut_off, empty, flip_a_parameter, flip_a_number, replace, run_code, Path.unlink]
+    "damage", [cut_off, empty, flip_a_parameter, flip_a_number, replace, bring_code, Path.unlink]
 )
 def test_a_damaged_one_is_named_and_the_one_before_taken(
     tmp_path: Path, damage: Callable[[Path], None], pages: Callable[[], list[str]]
@@ -345,6 +358,16 @@ def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
         other.apply(found.tree)
     assert value(other) == 5
     assert not other.torn
+
+
+def test_a_model_may_be_compiled_or_not(tmp_path: Path) -> None:
+    found = save(tmp_path, 1).newest()
+    assert found is not None
+    compiled = torch.compile(nn.Linear(8, 8))
+    State({"net": compiled}, {"optimizer": torch.optim.Adam(compiled.parameters())}, {}).apply(
+        found.tree
+    )
+    assert all(param.eq(1).all() for param in compiled.parameters())
 
 
 def test_another_optimizer_is_refused_by_name(tmp_path: Path) -> None:

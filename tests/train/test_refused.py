@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.launch.environment import find
+from evenstep.launch.environment import Place, find
 from evenstep.train.meeting import ModelsDifferError, PeerFailedError
 from evenstep.train.memory import NothingFitsError, largest_share
 from evenstep.train.session import Session
@@ -131,7 +131,7 @@ def test_a_rank_that_raises_ends_the_others_with_its_traceback() -> None:
         except PeerFailedError as e:
             return str(e)
         except ZeroDivisionError as e:
-            session._meeting.fail(e)
+            session._fail(e)
             return "mine"
         return "no error"
 
@@ -183,4 +183,4 @@ def test_a_half_set_environment_is_refused(environment: dict[str, str], says: st
 
 
 def test_no_environment_is_alone() -> None:
-    assert find({}).world == 1
+    assert find({}) == Place()

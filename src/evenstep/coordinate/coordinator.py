@@ -119,7 +119,7 @@ class Coordinator:
             return Refused(why="the run is ending")
         member = Member(id=hello.worker, host=hello.host, pid=hello.pid, heard_s=now_s)
         if hello.worker in self._away and hello.generation <= self._number:
-            member.state = State.IN
+            member.state, member.begun = State.IN, True
             if hello.generation < self._number:
                 self._behind.add(hello.worker)
         elif hello.generation > 0:
@@ -508,6 +508,9 @@ class Coordinator:
                     self._dismiss(member, "trained to the end")
             left = Left(workers=finished, cause="trained to the end")
             actions = self._brain.handle(now_s, left)
+        if newcomers := self._put_off():
+            left = Left(workers=newcomers, cause="to be taken in later")
+            actions = self._brain.handle(now_s, left)
         if lost:
             cause = next(iter(lost.values()))
             actions = self._brain.handle(now_s, Lost(workers=tuple(lost), cause=cause))
@@ -515,6 +518,22 @@ class Coordinator:
             self._end(now_s, Ending(ok=True, why="trained to the end"))
             return
         self._obey(now_s, actions, planned=False)
+
+    def _put_off(self) -> tuple[WorkerId, ...]:
+        """Workers that were to join, and join later: a change at once finds others within a step.
+
+        What those may still have to add up in it, somebody who has not begun cannot.
+        """
+        training = [m for m in self._members.values() if m.trains]
+        if not any(m.begun for m in training):
+            return ()
+        newcomers = [m for m in training if not m.begun]
+        for member in newcomers:
+            if member.state is State.IN:
+                member.state = State.READY
+            else:
+                self._dismiss(member, member.leaves_because)
+        return tuple(m.id for m in newcomers)
 
     def _change(self, now_s: float, event: AnyEvent, *, planned: bool) -> None:
         assert self._brain is not None
@@ -586,6 +605,7 @@ class Coordinator:
         self._running, self._coming, self._leaver_gone_s = self._coming, None, None
         for member in self._members.values():
             member.freed()
+            member.begun |= self._in_running(member.id)
             if member.state is State.LEFT:
                 self._dismiss(member, member.leaves_because)
         self._advance(now_s)
@@ -617,6 +637,7 @@ class Coordinator:
     def _part(self) -> None:
         """The end is a change like others: planned, with nobody in its roster."""
         self._parting = True
+        self._outside.keep({})  # whoever comes after must not take over workers that leave
         generation = Generation(
             number=self._number + 1,
             roster=(),

@@ -45,6 +45,7 @@ class Member:
     pid: int = 0
     state: State = State.STARTING
     worker: Worker | None = None  # once it is ready
+    begun: bool = False  # it has been part of a generation that began
     leaves_because: str = ""
     generation: int = 0  # that it last said it is in
     heard_s: float = 0.0

@@ -67,7 +67,6 @@ class ElasticSession(Session):
         self._before = (self._at, 0)  # as the step at hand began
         self._last_sum = torch.zeros(0, dtype=torch.uint8)  # its bytes: somebody may have missed it
         self._lost = False  # the group is gone, and there is no other yet
-        self.void = False  # the step at hand does not count: it will be repeated
         self._adopted = False  # the step at hand was done by others, and the state is theirs
         self._planned = 0  # the generation that the leader has passed on
         self._reported_by: Generation
@@ -268,6 +267,8 @@ class ElasticSession(Session):
             if self._lost:
                 self._regroup()
                 continue
+            if self.void:  # for everyone: what it would have added up is thrown away with the step
+                return torch.zeros_like(values)
             mine = values.clone()
             try:
                 self._group.sum(mine)

@@ -58,6 +58,7 @@ class Session(ABC):
         self._reports: list[Report] = []
         self._batches_since_step = 0  # whose gradients no optimizer has used yet
         self._in_hand = False  # a batch of the loader
+        self.void = False  # the step at hand does not count: a worker was lost, it is repeated
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,9 @@ from evenstep.errors import ConfigError
 from evenstep.train.tree import take_apart
 
 
+COMPILED = "_orig_mod."  # in the names of a model that went through torch.compile
+
+
 class Stateful(Protocol):
     """An optimizer, a schedule, a scaler, or what else is registered."""
 
@@ -79,7 +82,7 @@ class State:
                 if new.data_ptr() != tensor.data_ptr():
                     tensor.copy_(new)
             if "grads" in tree:
-                for key, param in model.named_parameters():
+                for key, param in _params(model):
                     grad = tree["grads"][name].get(key)
                     param.grad = None if grad is None else grad.to(param.device)
         for name, thing in self.things.items():
@@ -92,19 +95,24 @@ class State:
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, param in model.named_parameters():
+    for name, param in _params(model):
         yield name, param.detach()
     for name, buffer in model.named_buffers():
         for dim, stride in enumerate(buffer.stride()):
             if stride == 0 and buffer.shape[dim] > 1:  # expanded: one number in many places
                 buffer = buffer.narrow(dim, 0, 1)
-        yield name, buffer.detach()
+        yield name.replace(COMPILED, ""), buffer.detach()
 
 
 def _grads(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, param in model.named_parameters():
+    for name, param in _params(model):
         if param.grad is not None:
             yield name, param.grad
+
+
+def _params(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for name, param in model.named_parameters():
+        yield name.replace(COMPILED, ""), param
 
 
 def _same_names(path: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:

@@ -1,0 +1,67 @@
+"""Joining, leaving, stopping and resuming, while things go wrong."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.faults.conftest import Alone
+from tests.faults.running import Running, same
+
+LONG = ["--epochs", "30", "--pause", "0.01", "--sum"]
+
+
+def test_a_worker_is_lost_while_another_joins(tmp_path: Path, alone: Alone) -> None:
+    """Those who train are within a step, with a sum to come that a joiner knows nothing of."""
+    with Running(tmp_path, workers="5:7", args=LONG) as run:
+        status = run.until_training(5)
+        run.ask("scale", num_workers=6)
+        run.until(lambda s: any(w["state"] == "ready" or w["rank"] == 5 for w in s["workers"]))
+        victim = next(w["worker"] for w in run.status()["workers"] if w["rank"] == 2)
+        run.signal(victim)
+        run.until_training(6, after=status["generation"])
+        assert run.finish() == 0
+        assert all(same(result, alone(*LONG)) for result in run.results().values())
+
+
+def test_a_stopped_worker_is_evicted_and_the_others_go_on(tmp_path: Path, alone: Alone) -> None:
+    with Running(tmp_path, args=LONG, options=["--restarts", "0"]) as run:
+        status = run.until_training(5)
+        victim = next(w["worker"] for w in status["workers"] if w["rank"] == 2)
+        run.signal(victim, signal.SIGSTOP)
+        run.until_training(4, after=status["generation"])
+        assert run.finish() == 0
+        assert len(run.results()) == 4
+        assert all(same(result, alone(*LONG)) for result in run.results().values())
+
+
+def test_sigterm_is_a_notice_and_the_worker_leaves_in_order(tmp_path: Path, alone: Alone) -> None:
+    with Running(tmp_path, workers="3", args=LONG, options=["--restarts", "0"]) as run:
+        status = run.until_training(3)
+        run.signal("w1", signal.SIGTERM)
+        run.until_training(2, after=status["generation"])
+        assert run.finish() == 0
+        assert "void" not in run.said()
+        assert all(same(result, alone(*LONG)) for result in run.results().values())
+
+
+def test_too_few_workers_wait_and_go_on_when_more_come(tmp_path: Path, alone: Alone) -> None:
+    options = ["--min", "3", "--restarts", "1"]
+    with Running(tmp_path, workers="3", args=LONG, options=options) as run:
+        status = run.until_training(3)
+        run.signal("w1")
+        run.until(lambda s: s["state"] == "paused")
+        run.until_training(3, after=status["generation"])
+        assert run.finish() == 0
+        assert all(same(result, alone(*LONG)) for result in run.results().values())
+
+
+def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, alone: Alone) -> None:
+    with Running(tmp_path, workers="3", args=LONG) as run:
+        run.until_step(20)
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish() == 0
+    with Running(tmp_path, workers="2", args=LONG) as run:
+        assert run.finish() == 0
+        assert "going on from" in run.said()
+        assert all(same(result, alone(*LONG)) for result in run.results().values())
