@@ -48,7 +48,7 @@ def train(worker: FakeWorker, counter: Path, num_steps: int, wrong: str) -> None
             case Generation(number=number, roster=roster, planned=planned):
                 paused = False
                 if not roster and worker.generation and worker.generation.roster[0] == worker.id:
-                    (Path(worker.welcome.run) / "checkpoints" / f"step-{steps}").touch()
+                    (Path(worker.welcome.run) / "checkpoints" / f"step-{steps}.pt").touch()
                 if worker.id not in roster:
                     say(f"{worker.id} leaves")
                     sys.exit(0 if planned else os.EX_TEMPFAIL)

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from evenstep.coordinate.member import Terms
-from evenstep.messages import Ask, Generation
+from evenstep.messages import Ask
 from tests.coordinate.world import SimWorker, World
 
 some = st.integers(0, 10)

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
 import torch
 
 from evenstep.coordinate.ask import NoAnswerError, ask
@@ -59,11 +61,26 @@ class Running:
         trace: TracebackType | None,
     ) -> None:
         if self.process.poll() is None:
-            self.process.kill()  # the kernel ends its workers
+            self.process.kill()
             self.process.wait()
+        self._end_workers()
         if error is not None:
             sys.stdout.write(self.said())  # shown with the failure
         self._log.close()
+
+    def _end_workers(self) -> None:
+        """Workers outlive a coordinator that was killed, but not a test."""
+        for file in self.folder.glob("logs/*.pid"):
+            pid, made_s = file.read_text().split()
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(int(pid))
+                if process.create_time() == float(made_s):
+                    process.kill()
+
+    def until_gone(self, pid: int) -> None:
+        """Wait for a process that is not ours to reap."""
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(BOUND_S)
 
     def ask(self, what: str, **more: Any) -> dict[str, Any]:
         """What the coordinator answers."""
@@ -118,7 +135,6 @@ class Running:
 
     def said(self) -> str:
         """All that was printed."""
-        self._log.flush()
         return Path(self._log.name).read_text()
 
     def results(self) -> dict[str, dict[str, Any]]:

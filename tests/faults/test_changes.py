@@ -65,3 +65,30 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, alone: Alone) 
         assert run.finish() == 0
         assert "going on from" in run.said()
         assert all(same(result, alone(*LONG)) for result in run.results().values())
+
+
+def test_without_its_coordinator_a_run_finishes_its_epochs(tmp_path: Path, alone: Alone) -> None:
+    with Running(tmp_path, args=LONG) as run:
+        run.until_step(20)
+        pids = run.pids()
+        run.process.kill()
+        for worker in pids:
+            run.until_gone(pids[worker])
+        assert len(run.results()) == 5
+        assert all(same(result, alone(*LONG)) for result in run.results().values())
+
+
+def test_a_restarted_coordinator_takes_the_workers_over(tmp_path: Path, alone: Alone) -> None:
+    with Running(tmp_path, args=LONG) as run:
+        before = run.until_step(20)
+        run.process.kill()
+        run.process.wait()
+        with Running(tmp_path, args=LONG) as again:
+            after = again.until_training(5)
+            assert after["generation"] == before["generation"]
+            again.ask("drain", worker="w1")
+            again.until_training(4, after=before["generation"])
+            assert again.finish() == 0
+        assert "void" not in again.said()
+        assert len(run.results()) == 4
+        assert all(same(result, alone(*LONG)) for result in run.results().values())

@@ -130,7 +130,8 @@ class Run:
         try:
             click.echo(f"evenstep: run {self._folder.path}, coordinator at {address}", err=True)
             coordinator = self._host.coordinator
-            self._host.call(coordinator.start, self._num)
+            there = len(self._folder.outlived())
+            self._host.call(coordinator.start, max(0, self._num - there))
             ending = await self._host.ending()
             for worker in coordinator.never_joined():
                 launcher.stop(worker)

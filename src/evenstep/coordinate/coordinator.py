@@ -213,7 +213,7 @@ class Coordinator:
         self.crew.running.discard(worker)
         if self.ending is not None:
             if self.ending.ok and worker in self._used and code > 0 and code != AGAIN:
-                why = told_of(worker, code, joined=True)
+                why = f"{worker} {told_of(code, joined=True)}"
                 self.ending = Ending(ok=False, why=why, told=said, worker=worker)
             return
         self.crew.exits[worker] = Exit(code, said, now_s)
@@ -414,7 +414,7 @@ class Coordinator:
         for report in message.reports:
             if other := self._members.get(report.worker):
                 other.freed()
-                other.share = report.samples
+                other.has_stepped, other.share = True, report.samples
                 other.compute_s, other.wait_s = report.compute_s, report.wait_s
         self._obey(now_s, self._brain.step(now_s, done), planned=True)
 
@@ -737,10 +737,11 @@ class Coordinator:
         """What the end of a launched process means."""
         exit = self.crew.exits.pop(worker)
         joined = worker in self._used
-        why = told_of(worker, exit.code, joined=joined)
+        told = told_of(exit.code, joined=joined)
+        why = f"{worker} {told}"
         if member := self._members.get(worker):
             self._outside.hang_up(worker)
-            self._part_with(now_s, member, why, dead=True)
+            self._part_with(now_s, member, f"it {told}", dead=True)
         alone = not any(m.trains for m in self._members.values())
         match self.crew.meaning(worker, exit.code, joined=joined, alone=alone):
             case Meaning.FINE:

@@ -86,13 +86,13 @@ class Crew:
         return Meaning.FAILURE if alone and not self.running else Meaning.MISSING
 
 
-def told_of(worker: WorkerId, code: int, *, joined: bool) -> str:
-    """An exit code in words."""
+def told_of(code: int, *, joined: bool) -> str:
+    """An exit code in words, to be put after a worker's name."""
     if code < 0:
         try:
-            return f"{worker} was ended by {signal.Signals(-code).name}"
+            return f"was ended by {signal.Signals(-code).name}"
         except ValueError:
-            return f"{worker} was ended by signal {-code}"
+            return f"was ended by signal {-code}"
     if code == 0 and not joined:
-        return f"{worker} ended without joining the run: does the script call evenstep.join()?"
-    return f"{worker} ended with exit code {code}"
+        return "ended without joining the run: does the script call evenstep.join()?"
+    return f"ended with exit code {code}"

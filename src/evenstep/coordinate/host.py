@@ -46,8 +46,7 @@ class Host:
         folder = self.folder
         brain, clock_s, used = Brain.restore(folder.journal, time.thread_time)
         self._zero_s -= clock_s
-        # What this folder has a log of was started by the coordinator before, and died with it.
-        ended = folder.launched()
+        ended = folder.launched() - folder.outlived()
         self.coordinator.restore(self.now_s, brain, used=used, stores=folder.stores(), ended=ended)
 
     @property

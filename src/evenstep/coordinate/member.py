@@ -53,6 +53,7 @@ class Member:
     waiting: bool = False  # on its peers, as of that heartbeat
     waiting_since_s: float | None = None
     stuck_s: float | None = None  # since when it says so
+    has_stepped: bool = False
     share: int = 0
     compute_s: float = 0.0
     wait_s: float = 0.0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 import msgspec
+import psutil
 
 from evenstep.coordinate.member import Store
 from evenstep.errors import ConfigError
@@ -18,6 +20,7 @@ from evenstep.types import WorkerId
 TLS_CA = "tls.pem"
 """In a run's folder: the certificate by which its coordinator is known, if it speaks TLS."""
 
+_CHECKPOINT = re.compile(r"step-(\d+)\.pt")
 _stores = msgspec.json.Decoder(dict[WorkerId, Store])
 
 
@@ -86,14 +89,18 @@ class RunFolder:
         """Every worker that was ever started here: each has a log."""
         return {log.stem for log in self.logs.glob("*.log")}
 
+    def outlived(self) -> set[WorkerId]:
+        """Workers started here by a coordinator that is gone, and still running."""
+        return {worker for worker in self.launched() if _runs(self.logs / f"{worker}.pid")}
+
     def newest_checkpoint(self) -> str:
         """The path of the newest checkpoint, empty if there is none."""
-        there = [
-            entry
+        found = [
+            (int(match[1]), str(entry))
             for entry in (self.path / "checkpoints").iterdir()
-            if not entry.name.startswith(".") and not entry.name.endswith(".tmp")
+            if (match := _CHECKPOINT.fullmatch(entry.name))
         ]
-        return str(max(there, key=_age)) if there else ""
+        return max(found, default=(0, ""))[1]
 
     def address(self) -> str:
         """Where the coordinator listens, or last listened; empty if it never did."""
@@ -147,8 +154,11 @@ def read_token(path: Path) -> str:
         raise ConfigError(str(path), f"cannot be read: {why}") from None
 
 
-def _age(entry: Path) -> tuple[int, str]:
+def _runs(pid_file: Path) -> bool:
     try:
-        return entry.stat().st_mtime_ns, entry.name
-    except OSError:  # removed by a worker meanwhile
-        return 0, entry.name
+        pid, made_s = pid_file.read_text(encoding="utf-8").split()
+        process = psutil.Process(int(pid))
+        # A number may have passed to somebody else.
+        return process.create_time() == float(made_s) and process.status() != psutil.STATUS_ZOMBIE
+    except (OSError, ValueError, psutil.Error):
+        return False

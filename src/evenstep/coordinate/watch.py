@@ -8,6 +8,7 @@ from evenstep.coordinate.member import Member
 from evenstep.types import WorkerId
 
 PATIENCE_STEPS = 10
+NEWCOMER_S = 600.0  # for a worker's first step, in which a model may be compiled
 
 
 def overdue(
@@ -42,7 +43,7 @@ def overdue(
     if len(busy) != 1:
         return {}
     waits = [_waits_s(m, now_s) for m in roster if m is not busy[0]]
-    if min(waits) < patience_s:
+    if min(waits) < (patience_s if busy[0].has_stepped else max(patience_s, NEWCOMER_S)):
         return {}
     return {busy[0].id: f"does not finish its step; all others have waited for {min(waits):.0f} s"}
 

@@ -1,4 +1,4 @@
-"""Workers as processes of this machine: tied to the one that started them, their output kept."""
+"""Workers as processes of this machine, their output kept. They outlive a coordinator that dies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
+
+import psutil
 
 from evenstep.launch.echo import Echo
 from evenstep.types import Launch, WorkerId
@@ -29,10 +31,11 @@ class _Running:
 
 
 class LocalLauncher:
-    """Starts a command as often as it is told to, in the event loop's thread, which has to stay.
+    """Starts a command as often as it is told to.
 
-    The kernel kills the workers when that thread ends. `on_end` hears of each end at once: the
-    worker, its exit code (negative: a signal) and the end of its log.
+    `on_end` hears of each end at once: the worker, its exit code (negative: a signal) and the end
+    of its log. Workers are not tied to this process: training goes on if it is killed, and
+    `<worker>.pid` beside the log tells who comes after whether they still run.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class LocalLauncher:
         with path.open("ab") as log:
             self._echo.follow(worker, path)
             process = subprocess.Popen(
-                tethered(self._command),
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -101,6 +104,9 @@ class LocalLauncher:
                 start_new_session=True,  # Ctrl-C is for the coordinator, which ends them in order
             )
         running = _Running(process, os.pidfd_open(process.pid), path)
+        path.with_suffix(".pid").write_text(
+            f"{process.pid} {psutil.Process(process.pid).create_time()}"
+        )
         self._running[worker] = running
         self._all_ended.clear()
         asyncio.get_running_loop().add_reader(running.pidfd, self._ended, worker)

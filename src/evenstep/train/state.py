@@ -10,7 +10,6 @@ import torch
 from evenstep.errors import ConfigError
 from evenstep.train.tree import take_apart
 
-
 COMPILED = "_orig_mod."  # in the names of a model that went through torch.compile
 
 
@@ -24,7 +23,7 @@ class Stateful(Protocol):
 class State:
     """Models, things with a `state_dict`, and plain values: numbers, text, tensors.
 
-    `plain` is whoever's who collects; `apply` replaces it.
+    `plain` is set by whoever collects, and replaced by `apply`.
     """
 
     def __init__(
