@@ -1,6 +1,7 @@
-"""The demo: three uneven workers train for real, first with equal shares, then with auto.
+"""The demo: three uneven workers train for real, first with equal shares, then with auto; then a
+worker is killed and another joins.
 
-Run as `make demo`, or `python -m bench.demo`. Takes about a minute.
+Run as `make demo`, or `python -m bench.demo`. Takes two minutes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from bench.clusters import Cluster, Run, exposed_s, limit, train
+from bench.loss import killed_and_joined
 from bench.workloads import ORIGIN
 from evenstep.emulate import h_level, steady
 
@@ -43,7 +45,16 @@ def main() -> None:
     apart = float(np.abs(before.losses - after.losses).max())
     if apart > 1e-3:
         raise SystemExit(f"the two runs differ: losses are up to {apart:.2g} apart")
-    say(f"both ran the same samples: the losses of all {STEPS} steps agree to {apart:.1g}")
+    say(f"both ran the same samples: the losses of all {STEPS} steps agree to {apart:.1g}\n")
+
+    say("now under `evenstep run`: a worker is killed in the midst, another joins ...")
+    story = killed_and_joined(["--epochs", "3", "--limit", "12288", "--batch", "256"], kill_at=30)
+    say(f"alone        {story.alone}")
+    say(f"evenstep run {story.elastic}")
+    say(f"idle: {story.lost_s:.2f} s for the loss, {story.joined_s:.2f} s for the join")
+    if story.alone != story.elastic:
+        raise SystemExit("the two runs differ")
+    say("the result is the same run's")
 
 
 def settled_s(run: Run) -> float:

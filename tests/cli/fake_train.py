@@ -29,7 +29,7 @@ def main(num_steps: int, wrong: str = "", who: str = "") -> None:
     say(f"{worker.id} is here, resuming {worker.welcome.resume or 'nothing'}")
     signal.signal(signal.SIGTERM, lambda *_: worker.say(Leaving(why="SIGTERM")))
     try:
-        train(worker, counter, num_steps, wrong if worker.id == who else "")
+        train(worker, counter, num_steps, wrong if who in (worker.id, "all") else "")
     except Exception:
         worker.say(Failed(told=traceback.format_exc()))
         raise
@@ -39,7 +39,13 @@ def train(worker: FakeWorker, counter: Path, num_steps: int, wrong: str) -> None
     paused = False
     while (steps := _read(counter)) < num_steps:
         time.sleep(STEP_S)
-        message = worker.poll(0.0)
+        try:
+            message = worker.poll(0.0)
+            worker.say(Alive(generation=worker.number, step=steps, waiting=False))
+        except (OSError, EOFError):
+            worker.dial_again()
+            say(f"{worker.id} is back")
+            continue
         match message:
             case Goodbye():
                 return
@@ -55,15 +61,18 @@ def train(worker: FakeWorker, counter: Path, num_steps: int, wrong: str) -> None
                 worker.begin(message)
                 say(f"{worker.id} begins {number} of {len(roster)}")
         told = worker.generation
-        if told is None or paused or message is not None:
+        if told is None or paused or isinstance(message, Generation):
             continue
-        worker.say(Alive(generation=told.number, step=steps, waiting=False))
         if wrong == "raise" and steps >= 3:
             raise ValueError("the data is bad")
         if wrong == "die" and steps >= 3:
             os.kill(os.getpid(), signal.SIGKILL)
         if wrong == "exit" and steps >= 3:
             os._exit(7)
+        if wrong == "hang" and steps >= 3:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            say(f"{worker.id} hangs")
+            time.sleep(600)
         if told.roster[0] == worker.id:
             worker.step(steps)
             _write(counter, steps + 1)

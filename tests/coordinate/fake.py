@@ -6,15 +6,17 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TypeVar
 
 from evenstep.messages import (
+    Alive,
     Began,
     FromClient,
     Generation,
     Greeting,
     Hello,
+    Lease,
     Ready,
     Stepped,
     ToClient,
@@ -84,10 +86,14 @@ class Line:
                 return message
         raise TimeoutError(f"no {kind.__name__} came")
 
+    def waiting(self, wait_s: float = 0.05) -> list[ToClient]:
+        """All that has come, and comes until there is a pause."""
+        return list(iter(lambda: self.poll(wait_s), None))
+
     def close(self) -> None:
         self._socket.close()
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,13 +104,20 @@ class FakeWorker(Line):
     """A worker that was let in."""
 
     def __init__(
-        self, address: str, token: str, worker: str = "", generation: int = 0, **ready_with: Any
+        self, where: str, token: str, worker: str = "", generation: int = 0, **ready_with: Any
     ) -> None:
-        host, _, port = address.rpartition(":")
+        self._where, self._token = where, token
+        self.generation: Generation | None = None
+        self._dial(worker, generation)
+        if not generation:
+            self.say(ready(**ready_with))
+
+    def _dial(self, worker: str, generation: int) -> None:
+        host, _, port = self._where.rpartition(":")
         super().__init__(host, int(port))
         self.say(
             Hello(
-                proof=proof(token, self.greeting.nonce),
+                proof=proof(self._token, self.greeting.nonce),
                 worker=worker,
                 generation=generation,
                 host=socket.gethostname(),
@@ -113,9 +126,23 @@ class FakeWorker(Line):
         )
         self.welcome = self.hear(Welcome)
         self.id = self.welcome.worker
-        self.generation: Generation | None = None
-        if not generation:
-            self.say(ready(**ready_with))
+
+    def dial_again(self) -> None:
+        """Look for a coordinator that comes after, as long as it may take in a test."""
+        until_s = time.monotonic() + WAIT_S
+        while True:
+            self.close()
+            try:
+                return self._dial(self.id, self.number)
+            except OSError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(0.05)
+
+    @property
+    def number(self) -> int:
+        """Of the generation it is in."""
+        return self.generation.number if self.generation else 0
 
     def enter(self, at_least: int = 1) -> Generation:
         """Wait for a generation, begin it, and say so if it is this worker's to say."""
@@ -128,11 +155,23 @@ class FakeWorker(Line):
         if told.roster[:1] == (self.id,):
             self.say(Began(generation=told.number, step=0))
 
-    def step(self, step: int, seconds: float = 0.1) -> None:
-        """Report a step as its leader does."""
+    def beat(self) -> None:
+        """A heartbeat, answered: all that was said before has been heard."""
+        self.say(Alive(generation=self.number, step=0, waiting=False))
+        self.hear(Lease)
+
+    def step(self, step: int) -> None:
+        """Report a step as the leader does, in which all computed alike."""
+        assert self.generation is not None
+        self.step_with(step, dict.fromkeys(self.generation.roster, 0.1))
+
+    def step_with(self, step: int, compute_s: Mapping[str, float]) -> None:
+        """Report a step in which the workers computed for so long."""
         told = self.generation
         assert told is not None
         reports = tuple(
-            StepReport(w, share, seconds) for w, share in zip(told.roster, told.shares, strict=True)
+            StepReport(w, share, compute_s[w])
+            for w, share in zip(told.roster, told.shares, strict=True)
         )
+        seconds = max(compute_s.values())
         self.say(Stepped(generation=told.number, step=step, seconds=seconds, reports=reports))

@@ -317,12 +317,8 @@ class World:
         return there.connected and there.frozen and there.generation == number
 
     def _sign(self) -> object:
-        status = self.coordinator.status()
-        rows = [(w["worker"], w["rank"], w["state"]) for w in status["workers"]]
-        return (
-            status["generation"],
-            status["state"],
-            rows,
-            len(self.starting),
-            self.coordinator.ending,
-        )
+        told = [
+            (w.id, w.connected, w.generation, w.newest, w.at_once, w.paused, w.lost, w.goodbye)
+            for w in self.workers.values()
+        ]
+        return told, len(self.announced), len(self.starting), self.coordinator.ending

@@ -34,6 +34,7 @@ STORE, generations = HashStore(), count(1)
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "SLICE_BYTES", 64)
+    monkeypatch.setattr(handover, "ALONE_BYTES", 40)
     monkeypatch.setattr(handover, "IN_FLIGHT", 2)
 
 
@@ -43,7 +44,7 @@ def all_ranks(
     check: Callable[[int], None] = lambda rank: None,
 ) -> list[T]:
     """What `body` returns on each of five ranks of a new generation."""
-    generation = next(generations)
+    generation, formed = next(generations), threading.Barrier(WORLD, timeout=60)
 
     def one(rank: int) -> T:
         group = kind(
@@ -55,6 +56,7 @@ def all_ranks(
             check=lambda _: check(rank),
             last_words_s=0.1,
         )
+        formed.wait()  # nobody is through before all have begun
         try:
             return body(group)
         finally:

@@ -130,14 +130,19 @@ class Run:
         try:
             click.echo(f"evenstep: run {self._folder.path}, coordinator at {address}", err=True)
             coordinator = self._host.coordinator
-            there = len(self._folder.outlived())
-            self._host.call(coordinator.start, max(0, self._num - there))
+            there = self._folder.outlived()
+            for worker, pid in there.items():
+                launcher.adopt(worker, pid)
+                coordinator.crew.add(worker)
+            self._host.call(coordinator.start, max(0, self._num - len(there)))
             ending = await self._host.ending()
             for worker in coordinator.never_joined():
                 launcher.stop(worker)
             if ending.ok:
                 await self._last_words(launcher)
             await launcher.close(0.0 if self._killed.is_set() else LAST_S)
+            if self._killed.is_set():
+                return Ending(ok=False, why="killed before it could end in order")
             assert coordinator.ending is not None
             return coordinator.ending  # a script may fail after training, too
         finally:

@@ -176,7 +176,7 @@ class Coordinator:
             return
         if self._ticked_s is not None and now_s - self._ticked_s > OWN_LAG_S:
             for member in self._members.values():
-                member.heard_s = now_s
+                member.forgive(now_s, now_s - self._ticked_s)
         self._ticked_s = now_s
         if self._away and now_s >= self._lease_until_s:
             self._missing |= dict.fromkeys(self._away, "it did not come back within the lease")
@@ -311,6 +311,16 @@ class Coordinator:
         if not self._away:
             self._take_over(now_s)
 
+    def _give_up(self, now_s: float, worker: WorkerId, why: str) -> bool:
+        """Do not wait for a member to come back."""
+        if worker not in self._away:
+            return False
+        self._away.discard(worker)
+        self._missing[worker] = why
+        if not self._away:
+            self._take_over(now_s)
+        return True
+
     def _take_over(self, now_s: float) -> None:
         """All members are back, or will not come."""
         assert self._brain is not None
@@ -357,8 +367,7 @@ class Coordinator:
                 self._let_go(member, why)
                 self._advance(now_s)
             case Done(step=step):
-                member.state = State.DONE
-                self._finishing, self._step = True, max(self._step, step)
+                self._done(member, step)
             case Failed(told=told):
                 self.fail(now_s, f"the script failed on {member.id}", told, member.id)
             case Alive() | Hello() | Ask():
@@ -397,6 +406,14 @@ class Coordinator:
             if self._ready_s is None:
                 self._ready_s = now_s
             self._advance(now_s)
+
+    def _done(self, member: Member, step: int) -> None:
+        others = any(m.trains for m in self._members.values() if m is not member)
+        if others and member.state in (State.STARTING, State.READY):
+            self._dismiss(member, "it had nothing to do")
+            return
+        member.state = State.DONE
+        self._finishing, self._step = True, max(self._step, step)
 
     def _stepped(self, now_s: float, member: Member, message: Stepped) -> None:
         done = StepDone(
@@ -517,6 +534,8 @@ class Coordinator:
         if finished and any(isinstance(action, Pause) for action in actions):
             self._end(now_s, Ending(ok=True, why="trained to the end"))
             return
+        if not actions:
+            self._force()  # who is through was to leave anyway, with a change that is announced
         self._obey(now_s, actions, planned=False)
 
     def _put_off(self) -> tuple[WorkerId, ...]:
@@ -673,14 +692,14 @@ class Coordinator:
             return
         log.info("the run ends: %s", ending.why)
         self.ending = ending
-        for member in self._members.values():
-            if member.state is not State.GONE and member.id != ending.worker:
-                self._dismiss(member, ending.why)
         if self._brain is not None:
             if self._brain.cluster.roster:
                 everyone = Left(workers=self._brain.cluster.roster, cause=ending.why)
                 self._brain.handle(now_s, everyone)  # so that a resumed run waits for none of them
             self._brain.close()
+        for member in self._members.values():
+            if member.state is not State.GONE and member.id != ending.worker:
+                self._dismiss(member, ending.why)
 
     # Who holds the others up.
 
@@ -739,6 +758,7 @@ class Coordinator:
         joined = worker in self._used
         told = told_of(exit.code, joined=joined)
         why = f"{worker} {told}"
+        self._give_up(now_s, worker, f"it {told}")
         if member := self._members.get(worker):
             self._outside.hang_up(worker)
             self._part_with(now_s, member, f"it {told}", dead=True)
@@ -792,11 +812,7 @@ class Coordinator:
         return {"num_workers": brain.cluster.target}
 
     def _drain(self, now_s: float, worker: WorkerId) -> dict[str, Any]:
-        if worker in self._away:
-            self._away.discard(worker)
-            self._missing[worker] = "an operator gave it up"
-            if not self._away:
-                self._take_over(now_s)
+        if self._give_up(now_s, worker, "an operator gave it up"):
             return {}
         member = self._members.get(worker)
         if member is None:

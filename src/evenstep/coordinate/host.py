@@ -46,7 +46,7 @@ class Host:
         folder = self.folder
         brain, clock_s, used = Brain.restore(folder.journal, time.thread_time)
         self._zero_s -= clock_s
-        ended = folder.launched() - folder.outlived()
+        ended = folder.launched() - folder.outlived().keys()
         self.coordinator.restore(self.now_s, brain, used=used, stores=folder.stores(), ended=ended)
 
     @property

@@ -63,6 +63,14 @@ class Member:
         """Whether it is of the newest roster, and not through."""
         return self.state in (State.IN, State.ASKED)
 
+    def forgive(self, now_s: float, lag_s: float) -> None:
+        """We did not listen for so long: that time counts for nothing."""
+        self.heard_s = now_s
+        if self.stuck_s is not None:
+            self.stuck_s += lag_s
+        if self.waiting_since_s is not None:
+            self.waiting_since_s += lag_s
+
     def freed(self) -> None:
         """A step or a generation is over: it no longer waits for it."""
         self.waiting, self.waiting_since_s, self.stuck_s = False, None, None

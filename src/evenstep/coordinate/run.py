@@ -89,9 +89,10 @@ class RunFolder:
         """Every worker that was ever started here: each has a log."""
         return {log.stem for log in self.logs.glob("*.log")}
 
-    def outlived(self) -> set[WorkerId]:
-        """Workers started here by a coordinator that is gone, and still running."""
-        return {worker for worker in self.launched() if _runs(self.logs / f"{worker}.pid")}
+    def outlived(self) -> dict[WorkerId, int]:
+        """Workers started here by a coordinator that is gone, still running, and their pids."""
+        found = {worker: _running(self.logs / f"{worker}.pid") for worker in self.launched()}
+        return {worker: pid for worker, pid in found.items() if pid}
 
     def newest_checkpoint(self) -> str:
         """The path of the newest checkpoint, empty if there is none."""
@@ -154,11 +155,12 @@ def read_token(path: Path) -> str:
         raise ConfigError(str(path), f"cannot be read: {why}") from None
 
 
-def _runs(pid_file: Path) -> bool:
+def _running(pid_file: Path) -> int:
     try:
         pid, made_s = pid_file.read_text(encoding="utf-8").split()
         process = psutil.Process(int(pid))
         # A number may have passed to somebody else.
-        return process.create_time() == float(made_s) and process.status() != psutil.STATUS_ZOMBIE
+        same = process.create_time() == float(made_s)
+        return int(pid) if same and process.status() != psutil.STATUS_ZOMBIE else 0
     except (OSError, ValueError, psutil.Error):
-        return False
+        return 0

@@ -25,9 +25,21 @@ LAST_BYTES = 8192  # of a log: enough for a traceback
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None  # None: started by a coordinator before this one
     pidfd: int
     log: Path
+
+    def signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def end_all(self) -> None:
+        """End it with whatever it started."""
+        if self.process is None:
+            self.signal(signal.SIGKILL)  # its group's number may have passed to others
+        elif self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class LocalLauncher:
@@ -60,19 +72,23 @@ class LocalLauncher:
         for _ in range(order.num_workers):
             self._start(self._name())
 
+    def adopt(self, worker: WorkerId, pid: int) -> None:
+        """Look after a worker that outlived the coordinator that started it."""
+        path = self._logs / f"{worker}.log"
+        with suppress(ProcessLookupError):  # it has just ended, and nobody counts on it yet
+            self._watch(worker, _Running(None, os.pidfd_open(pid), path))
+            self._echo.follow(worker, path)
+
     def stop(self, worker: WorkerId) -> None:
         """Ask a worker to end; end it if it does not."""
         if running := self._running.get(worker):
-            with suppress(ProcessLookupError):
-                os.kill(running.process.pid, signal.SIGTERM)
-            loop = asyncio.get_running_loop()
-            loop.call_later(GRACE_S, self.kill, worker)
+            running.signal(signal.SIGTERM)
+            asyncio.get_running_loop().call_later(GRACE_S, self.kill, worker)
 
     def kill(self, worker: WorkerId) -> None:
         """End a worker and all that it started."""
         if running := self._running.get(worker):
-            with suppress(ProcessLookupError):
-                os.killpg(running.process.pid, signal.SIGKILL)
+            running.end_all()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Until all workers have ended. False: the time was up."""
@@ -103,10 +119,12 @@ class LocalLauncher:
                 env={**self._env, "EVENSTEP_WORKER": worker},
                 start_new_session=True,  # Ctrl-C is for the coordinator, which ends them in order
             )
-        running = _Running(process, os.pidfd_open(process.pid), path)
+        self._watch(worker, _Running(process, os.pidfd_open(process.pid), path))
         path.with_suffix(".pid").write_text(
             f"{process.pid} {psutil.Process(process.pid).create_time()}"
         )
+
+    def _watch(self, worker: WorkerId, running: _Running) -> None:
         self._running[worker] = running
         self._all_ended.clear()
         asyncio.get_running_loop().add_reader(running.pidfd, self._ended, worker)
@@ -114,10 +132,9 @@ class LocalLauncher:
     def _ended(self, worker: WorkerId) -> None:
         running = self._running.pop(worker)
         asyncio.get_running_loop().remove_reader(running.pidfd)
-        with suppress(ProcessLookupError):
-            # Not reaped yet, so the number of its group cannot have passed to others.
-            os.killpg(running.process.pid, signal.SIGKILL)
-        code = running.process.wait()
+        running.end_all()  # not reaped yet, so the number of its group is still its own
+        # Only a parent learns the exit code. A script that failed has said so itself.
+        code = running.process.wait() if running.process else os.EX_TEMPFAIL
         os.close(running.pidfd)
         if not self._running:
             self._all_ended.set()

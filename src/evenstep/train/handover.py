@@ -1,6 +1,6 @@
 """State from those who have it to those who need it, over a generation's group.
 
-All tensors are laid end to end and cut into slices of one size. Sources take turns in sending them;
+All tensors are laid end to end and cut into slices of a size. Sources take turns in sending them;
 receivers pass each slice on from one to the next, beginning with another one each time, so that no
 link carries more than the state once. A slice goes from memory to memory where it lies in one
 piece; the others, of small tensors or on a GPU, go through a few buffers. Nobody holds more.
@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 SLICE_BYTES = 8 << 20
 IN_FLIGHT = 4  # slices at once, from each source and to each receiver
+ALONE_BYTES = 1 << 20  # tensors of this size share no slice, so that they need no copying
 ALIGNED = 16  # bytes at which tensors begin, so that no number is cut in two
 MOST_HEADER_BYTES = 1 << 30
 SIZE_TAG, HEADER_TAG, FIRST_TAG = 0, 1, 2
@@ -311,12 +312,13 @@ class Slice:
 
 
 def cut(tensors: Sequence[torch.Tensor], specs: Sequence[Spec]) -> list[Slice]:
-    """All tensors end to end, in slices of one size."""
+    """All tensors end to end, in slices of one size: first the small ones, then the others."""
     slices: list[Slice] = []
     at = 0
-    for tensor, spec in zip(tensors, specs, strict=True):
+    pairs = zip(tensors, specs, strict=True)
+    for tensor, spec in sorted(pairs, key=lambda pair: pair[0].nbytes >= ALONE_BYTES):
         laid, size, begin = tensor.permute(spec.dims), tensor.element_size(), 0
-        at += -at % ALIGNED
+        at += -at % (SLICE_BYTES if tensor.nbytes >= ALONE_BYTES else ALIGNED)
         while begin < laid.numel():
             number, within = divmod(at, SLICE_BYTES)
             end = min(laid.numel(), begin + (SLICE_BYTES - within) // size)

@@ -1,0 +1,355 @@
+"""`evenstep run` and what is asked of it meanwhile: real processes, a script without training."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from evenstep.journal import read
+from evenstep.types import Joined, Left, Lost, Regroup
+
+SCRIPT = Path(__file__).with_name("fake_train.py")
+ROOT = Path(__file__).parents[2]
+BOUND_S = 60.0
+LONG = "1000000"
+
+
+class Runs:
+    """Starts `evenstep` and leaves nothing behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *args: str | Path) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "evenstep", *map(str, args)],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, *args: str | Path) -> subprocess.CompletedProcess[str]:
+        return ended(self.start(*args))
+
+    def close(self) -> None:
+        for process in self._started:
+            for kin in (
+                psutil.Process(process.pid).children(recursive=True) if _lives(process) else ()
+            ):
+                kin.kill()
+            process.kill()
+            process.communicate()
+
+
+def _lives(process: subprocess.Popen[str]) -> bool:
+    return process.poll() is None
+
+
+def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    out, err = process.communicate(timeout=BOUND_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def until(holds: Callable[[], Any]) -> Any:
+    until_s = time.monotonic() + BOUND_S
+    while time.monotonic() < until_s:
+        if found := holds():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("not within the bound")
+
+
+def events(run: Path) -> list[Any]:
+    return [record.event for record in read(run / "journal.jsonl")[1]]
+
+
+def generations(run: Path) -> list[int]:
+    actions = [a for record in read(run / "journal.jsonl")[1] for a in record.actions]
+    return [a.generation for a in actions if isinstance(a, Regroup)]
+
+
+def workers_of(run: Path) -> list[psutil.Process]:
+    """Processes of the run that are still there."""
+    found = []
+    for process in psutil.process_iter(["environ"]):
+        environ = process.info["environ"] or {}
+        if environ.get("EVENSTEP_TOKEN_FILE") == str(run / "token"):
+            found.append(process)
+    return found
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    started = Runs(tmp_path)
+    yield started
+    started.close()
+    for process in workers_of(tmp_path / "run"):
+        process.kill()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def test_a_run_trains_to_its_end(runs: Runs, run: Path) -> None:
+    done = runs.run("run", "--workers", "3", "--run", run, SCRIPT, "30")
+    assert done.returncode == 0
+    assert "trained to the end" in done.stderr
+    for worker in ("w0", "w1", "w2"):
+        assert f"[{worker}] {worker} begins 1 of 3\n" in done.stdout
+        assert f"{worker} begins 1 of 3\n" in (run / "logs" / f"{worker}.log").read_text()
+    assert (run / "token").read_text().strip() not in done.stdout + done.stderr
+    assert generations(run) == [1]
+    assert workers_of(run) == []
+
+
+def test_without_a_name_the_folder_is_called_after_time_and_script(runs: Runs) -> None:
+    assert runs.run("run", SCRIPT, "1").returncode == 0
+    (found,) = (runs.folder / "runs").iterdir()
+    assert found.name.endswith("-fake_train")
+    assert (found / "journal.jsonl").exists()
+
+
+def test_the_scripts_arguments_are_its_own(runs: Runs, run: Path, tmp_path: Path) -> None:
+    script = tmp_path / "args.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    done = runs.run(
+        "run", "--run", run, script, "--lr", "0.1", "--workers", "7", "--help", "--", "x"
+    )
+    assert "[w0] ['--lr', '0.1', '--workers', '7', '--help', '--', 'x']" in done.stdout
+    # It ended, and never took part.
+    assert done.returncode == 1
+    assert "does the script call evenstep.join()?" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["raise", "import", "after"])
+def test_a_script_that_fails_is_shown_last(runs: Runs, run: Path, wrong: str) -> None:
+    told = {
+        "raise": "ValueError: the data is bad",
+        "import": "ImportError: no module named tensorbored",
+        "after": "RuntimeError: cannot save the model",
+    }[wrong]
+    done = runs.run("run", "--workers", "3", "--run", run, SCRIPT, "30", wrong, "w1")
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith(told)
+    assert "Traceback (most recent call last)" in done.stderr
+    assert workers_of(run) == []
+
+
+def test_a_killed_worker_is_replaced_under_a_new_name(runs: Runs, run: Path) -> None:
+    done = runs.run("run", "--workers", "3", "--run", run, SCRIPT, "100", "die", "w1")
+    assert done.returncode == 0
+    assert [e.workers[0].id for e in events(run) if isinstance(e, Joined)] == ["w0", "w3"]
+    (lost,) = [e for e in events(run) if isinstance(e, Lost)]
+    assert lost.workers == ("w1",)
+    assert generations(run) == [1, 2, 3]
+
+
+def test_without_restarts_the_others_go_on(runs: Runs, run: Path) -> None:
+    args = ("--workers", "3", "--restarts", "0", "--run", run, SCRIPT, "30", "die", "w0")
+    done = runs.run("run", *args)
+    assert done.returncode == 0
+    assert [e.workers for e in events(run) if isinstance(e, Lost)] == [("w0",)]
+    assert generations(run) == [1, 2]
+
+
+def test_a_run_without_workers_has_failed(runs: Runs, run: Path) -> None:
+    args = ("--workers", "2", "--restarts", "1", "--run", run, SCRIPT, "30", "die", "all")
+    done = runs.run("run", *args)
+    assert done.returncode == 1
+    assert "no worker is left" in done.stderr
+    assert "SIGKILL" in done.stderr
+
+
+def test_a_worker_that_exits_by_itself_ends_the_run(runs: Runs, run: Path) -> None:
+    done = runs.run("run", "--workers", "2", "--run", run, SCRIPT, "30", "exit", "w1")
+    assert done.returncode == 1
+    assert "w1 ended with exit code 7" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_goes_on_where_it_was(runs: Runs, run: Path, number: signal.Signals) -> None:
+    process = runs.start("run", "--workers", "2", "--run", run, SCRIPT, LONG)
+    until(lambda: _steps(run) > 3)
+    process.send_signal(number)
+    done = ended(process)
+    assert done.returncode == 0
+    assert f"stopped: {number.name}" in done.stderr
+    assert isinstance(events(run)[-1], Left)
+    assert workers_of(run) == []
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    steps = _steps(run)
+
+    again = runs.run("run", "--resume", run, SCRIPT, str(steps + 5))
+    assert again.returncode == 0
+    assert f"w2 is here, resuming {checkpoint}" in again.stdout
+    assert "w3 begins 2 of 2" in again.stdout  # as many as before, with numbers not used yet
+    assert generations(run) == [1, 2]
+
+
+def test_a_second_signal_kills(runs: Runs, run: Path) -> None:
+    process = runs.start("run", "--workers", "2", "--run", run, SCRIPT, LONG, "hang", "all")
+    until(lambda: _said(run, "w0 hangs") and _said(run, "w1 hangs"))
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    done = ended(process)
+    assert done.returncode == 1
+    assert "killed before it could end in order" in done.stderr
+    assert workers_of(run) == []
+
+
+def test_workers_outlive_a_coordinator_and_the_next_one_looks_after_them(
+    runs: Runs, run: Path
+) -> None:
+    process = runs.start("run", "--workers", "2", "--run", run, SCRIPT, LONG)
+    until(lambda: _steps(run) > 3)
+    pids = {worker.pid for worker in workers_of(run)}
+    process.kill()
+    process.communicate()
+    assert {worker.pid for worker in workers_of(run)} == pids
+
+    again = runs.start("run", "--resume", run, SCRIPT, LONG)
+    until(lambda: _said(run, "w0 is back") and _said(run, "w1 is back"))
+    until(lambda: _ids(runs, run) == ["w0", "w1"])
+    assert generations(run) == [1]
+    # One of them ends: noticed, although it is no child of the new coordinator's.
+    next(worker for worker in workers_of(run) if worker.environ()["EVENSTEP_WORKER"] == "w1").kill()
+    until(lambda: _ids(runs, run) == ["w0", "w2"])
+    again.send_signal(signal.SIGINT)
+    done = ended(again)
+    assert done.returncode == 0
+    assert "[w0] w0 is back" in done.stdout
+    assert workers_of(run) == []
+
+
+def test_a_run_that_has_not_begun_is_stopped_too(runs: Runs, run: Path, tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text("import time; print('importing', flush=True); time.sleep(600)")
+    process = runs.start("run", "--workers", "2", "--run", run, script)
+    until(lambda: _said(run, "importing"))
+    process.send_signal(signal.SIGINT)
+    assert ended(process).returncode == 0
+    assert workers_of(run) == []
+
+
+def test_operators_see_and_change_a_run(runs: Runs, run: Path) -> None:
+    process = runs.start("run", "--workers", "2:4", "--run", run, SCRIPT, LONG)
+    until(lambda: _steps(run) > 3)
+    first, head, *rows = runs.run("status", run).stdout.splitlines()
+    assert first.startswith("training: generation 1, step ")
+    assert head.split() == ["worker", "rank", "share", "compute", "wait", "state"]
+    assert [row.split()[:3] for row in rows] == [["w0", "0", "32"], ["w1", "1", "32"]]
+
+    assert runs.run("scale", run, "4").stdout == "4 workers asked for\n"
+    until(lambda: _ids(runs, run) == ["w0", "w1", "w2", "w3"])
+    assert "this run has 2 to 4 workers" in runs.run("scale", run, "5").stderr
+    assert runs.run("drain", run, "w0").returncode == 0
+    until(lambda: _ids(runs, run) == ["w1", "w2", "w3"])
+    assert runs.run("scale", run, "2").returncode == 0
+    until(lambda: len(_ids(runs, run)) == 2)
+    refused = runs.run("drain", run, "w0")
+    assert refused.returncode == 2
+    assert "no worker w0" in refused.stderr
+
+    process.send_signal(signal.SIGINT)
+    assert ended(process).returncode == 0
+    gone = runs.run("status", run)
+    assert gone.returncode == 2
+    assert "has the run ended?" in gone.stderr
+
+
+def test_a_worker_joins_from_outside_and_leaves_when_asked(runs: Runs, run: Path) -> None:
+    process = runs.start("run", "--workers", "1", "--run", run, SCRIPT, LONG)
+    until(lambda: _steps(run) > 3)
+    address = (run / "address").read_text().strip()
+    guest = runs.start("join", "--token-file", run / "token", address, SCRIPT, LONG)
+    until(lambda: _ids(runs, run) == ["w0", "w1"])
+    guest.send_signal(signal.SIGTERM)
+    left = ended(guest)
+    assert left.returncode == 0
+    assert "w1 begins 2 of 2" in left.stdout
+    assert _ids(runs, run) == ["w0"]
+    process.send_signal(signal.SIGINT)
+    assert ended(process).returncode == 0
+
+
+def test_joining_with_the_wrong_token_is_refused_before_the_script_starts(
+    runs: Runs, run: Path, tmp_path: Path
+) -> None:
+    process = runs.start("run", "--run", run, SCRIPT, LONG)
+    until(lambda: _steps(run) > 0)
+    (tmp_path / "wrong").write_text("0" * 64)
+    address = (run / "address").read_text().strip()
+    refused = runs.run("join", "--token-file", tmp_path / "wrong", address, SCRIPT, LONG)
+    assert refused.returncode == 2
+    assert "token" in refused.stderr
+    assert refused.stdout == ""
+    process.send_signal(signal.SIGINT)
+    assert ended(process).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("--policy", "autoo", SCRIPT), "unknown name 'autoo'; did you mean auto?"),
+        (("--set", "polcy=auto", SCRIPT), "unknown setting polcy; did you mean policy?"),
+        (("--set", "batch.size=8", SCRIPT), "is the script's own"),
+        (("--workers", "many", SCRIPT), "expected as 3 or 2:8"),
+        (("--workers", "8:2", SCRIPT), "need 1 <= MIN <= MAX"),
+        (("--workrs", "8", SCRIPT), "No such option"),
+        (("--min", "0", SCRIPT), "--min"),
+        (("--lease", "0", SCRIPT), "--lease"),
+        (("--resume", "elsewhere", SCRIPT), "is not the folder of a run"),
+        (("--run", "a", "--resume", "b", SCRIPT), "give one of them"),
+        (("--tls-cert", SCRIPT, SCRIPT), "give both, or neither"),
+        (("--tls-cert", SCRIPT, "--tls-key", SCRIPT, SCRIPT), "cannot be used"),
+        (("--host", "192.0.2.1", SCRIPT), "cannot listen"),
+        (("missing.py",), "does not exist"),
+        ((), "Missing argument"),
+    ],
+)
+def test_bad_input_is_refused(runs: Runs, args: tuple[Any, ...], told: str) -> None:
+    done = runs.run("run", *args)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_a_run_keeps_the_settings_that_it_began_with(runs: Runs, run: Path) -> None:
+    assert runs.run("run", "--run", run, "--policy", "uniform", SCRIPT, "3").returncode == 0
+    assert read(run / "journal.jsonl")[0].settings.policy.name == "uniform"
+    done = runs.run("run", "--resume", run, "--policy", "auto", SCRIPT, "3")
+    assert done.returncode == 2
+    assert "policy: stays as the run's journal has it" in done.stderr
+    taken = runs.run("run", "--run", run, SCRIPT, "3")
+    assert taken.returncode == 2
+    assert "holds a run already" in taken.stderr
+
+
+def _steps(run: Path) -> int:
+    file = run / "steps"
+    return int(file.read_text()) if file.exists() else 0
+
+
+def _said(run: Path, words: str) -> bool:
+    return any(words in log.read_text() for log in (run / "logs").glob("*.log"))
+
+
+def _ids(runs: Runs, run: Path) -> list[str]:
+    told = json.loads(runs.run("status", run, "--json").stdout)
+    return sorted(w["worker"] for w in told["workers"] if w["state"] == "training")

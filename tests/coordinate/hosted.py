@@ -1,0 +1,91 @@
+"""A real coordinator on a real socket, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evenstep.coordinate.ask import ask
+from evenstep.coordinate.host import Host
+from evenstep.coordinate.member import Ending, Terms
+from evenstep.coordinate.run import RunFolder
+from evenstep.messages import Ask
+from tests.coordinate.fake import WAIT_S, FakeWorker
+
+T = TypeVar("T")
+
+
+class Hosted:
+    """A coordinator that listens, and how to reach it."""
+
+    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop, address: str) -> None:
+        self.host, self.address, self._loop = host, address, loop
+        self.token = host.folder.token
+        self.name, _, port = address.rpartition(":")
+        self.port = int(port)
+        self.workers: list[FakeWorker] = []
+
+    def worker(self, worker: str = "", generation: int = 0, **ready_with: Any) -> FakeWorker:
+        """A worker that connects; it hangs up after the coordinator, if not before."""
+        self.workers.append(FakeWorker(self.address, self.token, worker, generation, **ready_with))
+        return self.workers[-1]
+
+    def ask(self, what: str, *, num_workers: int = 0, worker: str = "") -> dict[str, Any]:
+        asked = Ask(proof="", what=what, num_workers=num_workers, worker=worker)
+        return ask(self.name, self.port, self.token, asked)
+
+    def ending(self) -> Ending:
+        """How the run ended, once it has."""
+        return asyncio.run_coroutine_threadsafe(self.host.ending(), self._loop).result(WAIT_S)
+
+    def inside(self, what: Callable[[], T]) -> T:
+        """Call something in the coordinator's own thread."""
+        done: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                done.set_result(what())
+            except BaseException as e:
+                done.set_exception(e)
+
+        self._loop.call_soon_threadsafe(call)
+        return done.result(WAIT_S)
+
+
+@contextmanager
+def hosted(path: Path, terms: Terms | None = None, port: int = 0) -> Iterator[Hosted]:
+    """A coordinator in a folder, new or to go on with, until the context is left."""
+    begun: Future[Hosted] = Future()
+    end = asyncio.Event()
+
+    async def run() -> None:
+        try:
+            folder = RunFolder.open(path) if path.exists() else RunFolder.make(path)
+            host = Host(folder, terms or Terms(run=str(path)), {})
+            address = await host.open("127.0.0.1", port)
+        except BaseException as e:
+            begun.set_exception(e)
+            return
+        loop = asyncio.get_running_loop()
+        begun.set_result(Hosted(host, loop, address))
+        try:
+            await end.wait()
+        finally:
+            await host.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    there = begun.result(WAIT_S)
+    try:
+        yield there
+    finally:
+        there.inside(end.set)
+        thread.join(WAIT_S)
+        for worker in there.workers:
+            worker.close()
+        assert not thread.is_alive()

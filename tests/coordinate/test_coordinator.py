@@ -1,0 +1,471 @@
+"""What the coordinator does in one situation at a time, without sockets or processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstep.coordinate.member import Ending, Terms
+from evenstep.errors import JournalError
+from evenstep.journal import read
+from evenstep.messages import (
+    Ask,
+    Done,
+    Failed,
+    Generation,
+    Goodbye,
+    Hello,
+    NewPlan,
+    Paused,
+    Refused,
+    Stepped,
+    Stuck,
+    Welcome,
+)
+from evenstep.types import Launch, LaunchFailed, Left, Lost, StepReport
+from tests.coordinate.world import SimWorker, World
+
+Make = Callable[..., World]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def world(**terms: Any) -> World:
+        return World(tmp_path, replace(Terms(gather_s=5.0), **terms))
+
+    return world
+
+
+def training(world: World, num: int) -> list[SimWorker]:
+    """Workers from outside that train together."""
+    workers = [world.join() for _ in range(num)]
+    world.settle(8)
+    assert status(world)["state"] == "training"
+    assert len(roster(world)) == num
+    return workers
+
+
+def launched(world: World, num: int) -> list[SimWorker]:
+    """Workers of the launcher that train together."""
+    world.coordinator.start(world.now_s, num)
+    world.settle(4)
+    return [world.workers[w] for w in roster(world)]
+
+
+def status(world: World) -> dict[str, Any]:
+    return world.coordinator.status()
+
+
+def roster(world: World) -> tuple[str, ...]:
+    return world.announced[-1].roster
+
+
+def events(world: World) -> list[Any]:
+    return [record.event for record in read(world.folder / "journal.jsonl")[1]]
+
+
+def heard(worker: SimWorker, kind: type) -> list[Any]:
+    return [m for m in worker.heard if isinstance(m, kind)]
+
+
+def ask(world: World, what: str, **more: Any) -> Any:
+    return world.coordinator.ask(world.now_s, Ask(proof="", what=what, **more))
+
+
+def ending(world: World) -> Ending:
+    assert world.coordinator.ending is not None
+    return world.coordinator.ending
+
+
+# The beginning.
+
+
+def test_the_first_workers_begin_together(make: Make) -> None:
+    world = make()
+    world.coordinator.start(0.0, 3)
+    for name in reversed(world.starting):
+        assert world.announced == []
+        worker = world.connect(name, launched=True)
+        assert worker is not None
+        world.ready(worker)
+    assert [g.roster for g in world.announced] == [("w0", "w1", "w2")]
+    assert world.announced[0].planned
+
+
+def test_the_first_workers_are_not_waited_for_without_end(make: Make) -> None:
+    world = make()
+    world.coordinator.start(0.0, 2)
+    worker = world.connect("w0", launched=True)
+    assert worker is not None
+    world.ready(worker)
+    for _ in range(10):
+        assert world.announced == []
+        world.beat()
+    assert roster(world) == ("w0",)
+
+
+def test_one_who_fails_to_start_is_not_waited_for(make: Make) -> None:
+    world = make(restarts=0)
+    world.coordinator.start(0.0, 2)
+    worker = world.connect("w0", launched=True)
+    assert worker is not None
+    world.ready(worker)
+    world.coordinator.ended(0.0, "w1", -9)
+    world.beat()
+    assert roster(world) == ("w0",)
+
+
+# Too few.
+
+
+def test_below_the_minimum_all_wait_until_others_come(make: Make) -> None:
+    world = make(sets=("workers.min=2",))
+    a, b = world.join(), world.join()
+    world.settle(8)
+    world.die(b)
+    assert heard(a, Paused)
+    assert status(world)["state"] == "paused"
+    c = world.join()
+    told = heard(a, Generation)[-1]
+    assert told.roster == (a.id, c.id)
+    assert not told.planned  # nobody takes a step in which it could be passed on
+    world.settle(8)
+    assert status(world)["state"] == "training"
+
+
+def test_a_leave_below_the_minimum_is_a_leave_all_the_same(make: Make) -> None:
+    world = make(sets=("workers.min=2",))
+    a, b = world.join(), world.join()
+    world.settle(8)
+    world.leave(b)
+    assert heard(b, Goodbye)
+    assert heard(a, Paused)
+
+
+# Leaving.
+
+
+def test_a_leaver_that_dies_before_it_may_go_makes_the_change_hold_at_once(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    world.leave(b)
+    planned = world.announced[-1]
+    assert planned.planned
+    world.cut(b)  # perhaps it only went a moment early
+    assert world.announced[-1] == planned
+    world.say(a, Stuck(generation=a.generation, step=1, waited_s=0.0))
+    forced = world.announced[-1]
+    assert (forced.number, forced.roster, forced.planned) == (planned.number, (a.id, c.id), False)
+    assert heard(c, Generation)[-1] == forced
+
+
+def test_a_leaver_that_is_gone_is_not_waited_for_without_end(make: Make) -> None:
+    world = make()
+    _, b, _ = training(world, 3)
+    world.leave(b)
+    world.cut(b)
+    for _ in range(12):
+        world.beat()
+    assert not world.announced[-1].planned
+
+
+def test_when_all_want_to_leave_the_run_stops_in_order(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    world.leave(a)
+    world.leave(b)
+    world.settle(20)
+    assert ending(world).ok
+    assert "a spot notice" in ending(world).why
+
+
+# Those who hang.
+
+
+def test_a_newcomer_that_hangs_on_its_way_in_is_evicted(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    c = world.join()
+    c.frozen = True
+    world.settle(100)
+    assert roster(world) == (a.id, b.id)
+    assert status(world)["state"] == "training"
+    assert not c.connected
+
+
+def test_an_evicted_worker_of_the_launcher_is_ended_and_replaced(make: Make) -> None:
+    world = make()
+    a, b, c = launched(world, 3)
+    b.frozen = True
+    world.settle(100)
+    assert [e.workers for e in events(world) if isinstance(e, Lost)] == [(b.id,)]
+    assert roster(world) == (a.id, c.id, "w3")
+    assert not b.launched
+
+
+def test_nobody_is_evicted_because_the_coordinator_itself_stood_still(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    world.beat()
+    world.say(a, Stuck(generation=a.generation, step=1, waited_s=0.0))
+    world.now_s += 600.0  # all were silent, as far as we could hear
+    world.coordinator.tick(world.now_s)
+    assert b.connected
+    assert status(world)["state"] == "training"
+
+
+# The end.
+
+
+def test_others_go_on_without_one_that_finished_before_them(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    world.finish(b)
+    assert world.coordinator.ending is None
+    world.say(a, Stuck(generation=a.generation, step=1, waited_s=0.0))
+    assert (roster(world), world.announced[-1].planned) == ((a.id, c.id), False)
+    assert heard(b, Goodbye)
+    world.settle(8)
+    world.finish(a)
+    world.finish(c)
+    assert ending(world) == Ending(ok=True, why="trained to the end")
+
+
+def test_a_newcomer_that_was_not_passed_on_does_not_hold_the_end_up(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    c = world.join()
+    assert c.id in roster(world)
+    world.finish(a)
+    world.finish(b)
+    assert ending(world).ok
+    assert heard(c, Goodbye)
+
+
+def test_a_stop_waits_for_the_change_under_way(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    c = world.join()
+    world.coordinator.stop(world.now_s, "enough")
+    assert c.id in roster(world)
+    world.settle(20)
+    assert [g.planned for g in world.announced if not g.roster] == [True]
+    assert ending(world) == Ending(ok=True, why="stopped: enough")
+    assert not any(w.connected for w in (a, b, c))
+    assert isinstance(events(world)[-1], Left)
+
+
+def test_a_worker_that_dies_while_all_leave_does_not_keep_the_others(make: Make) -> None:
+    world = make()
+    _, b, _ = launched(world, 3)
+    world.coordinator.stop(world.now_s, "enough")
+    parting = world.announced[-1]
+    world.coordinator.ended(world.now_s, b.id, -9)
+    assert world.announced[-1].number > parting.number
+    assert world.announced[-1].roster == ()
+    assert not world.announced[-1].planned
+    b.connected = False
+    world.settle(20)
+    assert ending(world).ok
+
+
+def test_a_run_without_a_worker_stops_at_once(make: Make) -> None:
+    world = make()
+    world.coordinator.start(0.0, 2)
+    world.coordinator.stop(0.0, "enough")
+    assert ending(world).ok
+    refused = world.coordinator.admit(0.0, Hello(proof="", worker="w0"))
+    assert refused == Refused(why="the run is ending")
+
+
+# Processes.
+
+
+def test_what_a_process_says_last_is_heard_before_its_end_is_judged(make: Make) -> None:
+    world = make()
+    _, b, _ = launched(world, 3)
+    world.coordinator.ended(world.now_s, b.id, 1, "a log")
+    assert world.coordinator.ending is None
+    world.say(b, Failed(told="the traceback"))
+    assert ending(world).told == "the traceback"
+
+
+def test_an_exit_code_without_last_words_is_the_scripts_failure(make: Make) -> None:
+    world = make()
+    _, b, _ = launched(world, 3)
+    world.coordinator.ended(world.now_s, b.id, 3, "a log")
+    world.cut(b)
+    assert ending(world) == Ending(
+        ok=False, why="w1 ended with exit code 3", told="a log", worker="w1"
+    )
+
+
+def test_an_end_is_judged_even_if_the_connection_stays(make: Make) -> None:
+    world = make()
+    _, b, _ = launched(world, 3)
+    world.coordinator.ended(world.now_s, b.id, 3)
+    for _ in range(4):
+        world.beat()
+    assert not ending(world).ok
+
+
+def test_a_newcomer_that_fails_to_start_does_not_end_a_run(make: Make) -> None:
+    world = make()
+    launched(world, 2)
+    assert ask(world, "scale", num_workers=3).told == {"num_workers": 3}
+    (name,) = world.starting
+    world.starting.clear()
+    world.coordinator.ended(world.now_s, name, 1, "no such file")
+    assert world.coordinator.ending is None
+    assert [e.num_workers for e in events(world) if isinstance(e, LaunchFailed)] == [1]
+    assert ask(world, "scale", num_workers=3).problem == ""
+    assert len(world.starting) == 1
+
+
+def test_restarts_are_counted_over_the_whole_run(make: Make) -> None:
+    world = make(restarts=2)
+    workers = launched(world, 3)
+    for _ in range(3):
+        world.die(world.workers[roster(world)[-1]])
+        world.settle(6)
+    assert len(workers) == 3
+    assert len(roster(world)) == 2
+    assert status(world)["restarts_left"] == 0
+
+
+def test_one_who_was_leaving_is_not_replaced(make: Make) -> None:
+    world = make()
+    _, b, _ = launched(world, 3)
+    world.join()  # a change is under way, so that the leave has to wait
+    world.leave(b)
+    world.die(b)
+    assert world.starting == []
+
+
+def test_a_launcher_that_cannot_launch_is_an_event(make: Make) -> None:
+    world = make()
+    training(world, 1)
+
+    def broken(order: Launch) -> None:
+        raise OSError("no more processes")
+
+    world.launch = broken  # type: ignore[method-assign]
+    assert ask(world, "scale", num_workers=3).problem == ""
+    (failed,) = [e for e in events(world) if isinstance(e, LaunchFailed)]
+    assert (failed.num_workers, failed.cause) == (2, "no more processes")
+
+
+def test_workers_on_their_way_are_not_ordered_again(make: Make) -> None:
+    world = make()
+    world.coordinator.start(0.0, 3)
+    worker = world.connect("w0", launched=True)
+    assert worker is not None
+    world.starting.remove("w0")
+    world.ready(worker)
+    for _ in range(11):
+        world.beat()
+    assert ask(world, "scale", num_workers=4).problem == ""
+    assert world.starting == ["w1", "w2", "w3"]
+    world.settle(8)
+    assert len(roster(world)) == 4
+
+
+def test_more_workers_than_allowed_are_not_let_in(make: Make) -> None:
+    world = make(most=2, least=1)
+    training(world, 2)
+    refused = world.coordinator.admit(world.now_s, Hello(proof=""))
+    assert isinstance(refused, Refused)
+    assert "has 2 workers" in refused.why
+    assert "1 to 2 workers" in ask(world, "scale", num_workers=3).problem
+
+
+# Names.
+
+
+def test_a_name_is_given_once(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    assert (a.id, b.id) == ("w0", "w1")
+    world.die(b)
+    answer = world.coordinator.admit(world.now_s, Hello(proof="", worker="w1"))
+    assert isinstance(answer, Welcome)
+    assert answer.worker == "w2"
+    taken = world.coordinator.admit(world.now_s, Hello(proof="", worker="w0"))
+    assert isinstance(taken, Welcome)
+    assert taken.worker == "w3"
+
+
+def test_a_lost_worker_that_returns_is_sent_away(make: Make) -> None:
+    world = make()
+    _, b = training(world, 2)
+    number = b.generation
+    world.die(b)
+    answer = world.coordinator.admit(world.now_s, Hello(proof="", worker=b.id, generation=number))
+    assert isinstance(answer, Refused)
+    assert "it can join as a new worker" in answer.why
+
+
+# Reports that are late, false or too much.
+
+
+def test_only_the_leader_tells_of_steps_and_generations(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    step = status(world)["step"]
+    reports = (StepReport(a.id, 32, 0.1), StepReport(b.id, 32, 0.1))
+    for worker, number in ((b, a.generation), (a, a.generation - 1), (a, a.generation + 1)):
+        message = Stepped(generation=number, step=step + 1, seconds=0.1, reports=reports)
+        world.say(worker, message)
+    assert status(world)["step"] == step
+
+
+def test_a_policy_that_fails_stops_balancing_and_not_training(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    a, b = training(world, 2)
+
+    def fails(*_: Any) -> None:
+        raise ZeroDivisionError("a policy's own mistake")
+
+    monkeypatch.setattr("evenstep.decide.batching.auto.Auto.next", fails)
+    step = world.step
+    for _ in range(5):
+        assert world.take_step()
+    assert status(world)["step"] == step + 4
+    assert not heard(a, NewPlan)
+    world.die(b)
+    world.settle(4)
+    assert roster(world) == (a.id,)
+
+
+def test_a_full_disk_ends_the_journal_and_not_the_run(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    before = len(events(world))
+
+    def full(*_: Any) -> None:
+        raise JournalError("journal.jsonl", 0, "cannot be written: the disk is full")
+
+    monkeypatch.setattr("evenstep.journal.Journal.append", full)
+    world.die(b)
+    world.settle(8)
+    assert roster(world) == (a.id, c.id)
+    assert status(world)["state"] == "training"
+    assert len(events(world)) == before
+
+
+def test_done_of_one_who_never_trained_is_no_end(make: Make) -> None:
+    world = make()
+    training(world, 2)
+    stranger = world.connect()
+    assert stranger is not None
+    world.say(stranger, Done(step=3))
+    assert world.coordinator.ending is None
+    assert status(world)["state"] == "training"

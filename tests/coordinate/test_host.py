@@ -1,0 +1,363 @@
+"""A coordinator and workers that speak the protocol over real sockets, from first to last."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstep.coordinate.ask import NoAnswerError
+from evenstep.coordinate.member import Terms
+from evenstep.coordinate.run import RunFolder
+from evenstep.errors import ConfigError
+from evenstep.journal import read
+from evenstep.messages import (
+    Alive,
+    Done,
+    Failed,
+    Generation,
+    Goodbye,
+    Hello,
+    Lease,
+    Leaving,
+    NewPlan,
+    Refused,
+    Stuck,
+    proof,
+)
+from evenstep.types import Joined, Left, Lost, Regroup, StepDone
+from tests.coordinate.fake import FakeWorker, Line
+from tests.coordinate.hosted import Hosted, hosted
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Hosted]:
+    with hosted(tmp_path / "run") as there:
+        yield there
+
+
+def together(run: Hosted, num: int) -> list[FakeWorker]:
+    """Workers that train in one generation."""
+    workers = [run.worker()]
+    workers[0].enter()
+    for _ in range(num - 1):
+        workers.append(run.worker())
+        told = workers[-1].hear(Generation)
+        for worker in workers[:-1]:
+            worker.enter(told.number)
+        workers[-1].generation = told
+    return workers
+
+
+def test_workers_join_while_others_train(run: Hosted) -> None:
+    a, b, c = together(run, 3)
+    assert c.generation is not None
+    assert c.generation.number == 3
+    assert c.generation.roster == ("w0", "w1", "w2")
+    assert c.generation.planned
+    assert sum(c.generation.shares) == 64
+    a.step(1)
+    told = run.ask("status")
+    assert (told["state"], told["generation"]) == ("training", 3)
+    assert [row["rank"] for row in told["workers"]] == [0, 1, 2]
+    assert a.generation == b.generation == c.generation
+
+
+def test_a_generation_meets_at_its_leaders_store(run: Hosted) -> None:
+    with run.worker(address="10.0.0.7", port=4711) as worker:
+        told = worker.enter()
+        assert (told.address, told.port) == ("10.0.0.7", 4711)
+
+
+def test_those_who_are_ready_meanwhile_join_in_one_change(run: Hosted) -> None:
+    with run.worker() as a:
+        first = a.hear(Generation)  # announced, and not begun
+        others = [run.worker() for _ in range(3)]
+        assert [w.poll(0.2) for w in others] == [None, None, None]
+        a.begin(first)
+        assert a.hear(Generation).roster == ("w0", "w1", "w2", "w3")
+        assert others[2].hear(Generation).number == 2
+
+
+def test_a_closed_connection_is_a_loss_at_once(run: Hosted) -> None:
+    a, b, c = together(run, 3)
+    b.close()
+    for worker in (a, c):
+        told = worker.hear(Generation)
+        assert (told.number, told.roster, told.planned) == (4, ("w0", "w2"), False)
+    assert "w1 lost" in told.reason
+
+
+def test_a_loss_does_not_wait_for_a_planned_change(run: Hosted) -> None:
+    a, b = together(run, 2)
+    c = run.worker()
+    planned = a.hear(Generation)
+    assert planned.planned
+    b.close()
+    told = a.hear(Generation)
+    assert not told.planned
+    assert told.number > planned.number
+    a.begin(told)
+    assert c.hear(Generation, lambda g: g.number > told.number).roster == ("w0", "w2")
+
+
+def test_one_who_leaves_goes_when_the_others_have_begun_without_it(run: Hosted) -> None:
+    a, b = together(run, 2)
+    b.say(Leaving(why="a spot notice"))
+    told = b.hear(Generation)
+    assert (told.roster, told.planned) == (("w0",), True)
+    b.say(Alive(generation=2, step=0, waiting=False))
+    assert isinstance(b.poll(), Lease)  # no goodbye yet: it takes the last step with the others
+    a.enter(told.number)
+    assert b.hear(Goodbye).why == "a spot notice"
+    b.close()
+    assert run.ask("status")["generation"] == 3
+
+
+def test_a_drained_worker_leaves_and_the_last_one_cannot(run: Hosted) -> None:
+    a, b = together(run, 2)
+    run.ask("drain", worker="w1")
+    a.enter(3)
+    assert b.hear(Goodbye).why == "asked for"
+    with pytest.raises(NoAnswerError, match="0 of at least 1 workers would be left"):
+        run.ask("drain", worker="w0")
+    with pytest.raises(NoAnswerError, match="no worker w9"):
+        run.ask("drain", worker="w9")
+
+
+def test_shares_follow_what_the_leader_reports(run: Hosted) -> None:
+    a, _ = together(run, 2)
+    assert a.generation is not None
+    for step in range(1, 6):
+        a.step_with(step, {"w0": 0.01, "w1": 0.09})
+    plan = a.hear(NewPlan)
+    assert plan.generation == a.generation.number
+    assert plan.shares[0] > plan.shares[1]
+    assert sum(plan.shares) == 64
+
+
+def test_the_run_ends_when_all_are_done(run: Hosted) -> None:
+    a, b = together(run, 2)
+    a.say(Done(step=9))
+    a.say(Alive(generation=2, step=9, waiting=False))
+    assert isinstance(a.poll(), Lease)  # it stays for those who may need its state
+    b.say(Done(step=9))
+    assert a.hear(Goodbye).why == b.hear(Goodbye).why == "trained to the end"
+    ending = run.host.coordinator.ending
+    assert ending is not None
+    assert ending.ok
+    _, records = read(run.host.folder.journal)
+    assert isinstance([r.event for r in records][-1], Left)
+
+
+def test_a_failed_script_ends_the_run_with_its_traceback(run: Hosted) -> None:
+    a, b = together(run, 2)
+    b.say(Failed(told="Traceback: the data is bad"))
+    assert "failed on w1" in a.hear(Goodbye).why
+    ending = run.host.coordinator.ending
+    assert ending is not None
+    assert not ending.ok
+    assert ending.told == "Traceback: the data is bad"
+
+
+def test_a_stop_is_a_planned_change_to_nobody(run: Hosted) -> None:
+    a, b = together(run, 2)
+    run.ask("stop")
+    told = a.hear(Generation)
+    assert (told.roster, told.planned, told.number) == ((), True, 3)
+    assert b.hear(Generation) == told
+    a.close()
+    b.close()
+    assert run.ending().why == "stopped: an operator asked for it"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"batch": 32}, "batch is 32 here, 64 in the run"),
+        ({"length": 999}, "length is 999 here, 1000 in the run"),
+        ({"prefetched": 2}, "prefetched is 2 here, 0 in the run"),
+        ({"model": "another"}, "model is another here, a model in the run"),
+        ({"cores": -1.0}, "worker w1: cores: must be above 0, got -1.0"),
+    ],
+)
+def test_a_worker_that_differs_is_refused_with_both_values(
+    run: Hosted, change: dict[str, Any], told: str
+) -> None:
+    with run.worker() as a:
+        a.enter()
+        with run.worker(**change) as other:
+            assert other.hear(Refused).why == told
+            with pytest.raises(EOFError):
+                other.poll()
+        assert run.ask("status")["generation"] == 1
+
+
+def test_settings_of_the_script_go_before_defaults_and_after_the_command_line(
+    tmp_path: Path,
+) -> None:
+    terms = Terms(sets=("workers.min=2",))
+    own = {"policy": "uniform", "workers": {"min": 1, "max": 7}}
+    with hosted(tmp_path / "run", terms) as run, run.worker(min_share=3, settings=own):
+        settings = run.ask("status")["settings"]
+    assert settings["policy"]["name"] == "uniform"
+    assert settings["workers"] == {"min": 2, "max": 7}
+    assert settings["batch"]["min_share"] == 3
+    assert settings["forecaster"]["name"] == "narx"
+
+
+def test_a_script_with_a_wrong_setting_is_refused_by_its_name(run: Hosted) -> None:
+    with run.worker(settings={"polcy": "auto"}) as worker:
+        assert "unknown setting polcy; did you mean policy?" in worker.hear(Refused).why
+
+
+# A coordinator that dies, and the one after it.
+
+
+def test_a_restarted_coordinator_takes_its_workers_over(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        workers = together(run, 3)
+        workers[0].step(1)
+    with hosted(tmp_path / "run", port=run.port) as again:
+        back = [again.worker(w.id, generation=3) for w in workers]
+        assert [w.id for w in back] == ["w0", "w1", "w2"]
+        told = again.ask("status")
+        assert (told["state"], told["generation"]) == ("training", 3)
+        back[0].generation = workers[0].generation
+        back[0].step(2)
+        back[1].close()
+        for worker in (back[0], back[2]):
+            regroup = worker.hear(Generation)
+            assert (regroup.number, regroup.roster) == (4, ("w0", "w2"))
+            assert (regroup.address, regroup.port) == ("127.0.0.1", 4000)
+        back[0].begin(regroup)
+        assert again.worker().enter().number == 5
+    numbers, clock_s = [], []
+    for record in read(tmp_path / "run" / "journal.jsonl")[1]:
+        numbers += [a.generation for a in record.actions if isinstance(a, Regroup)]
+        clock_s.append(record.at_s)
+    assert numbers == [1, 2, 3, 4, 5]
+    assert clock_s == sorted(clock_s)
+
+
+def test_members_that_stay_away_are_lost_when_the_lease_is_over(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        workers = together(run, 2)
+    with hosted(tmp_path / "run", Terms(lease_s=1.0)) as again:
+        a = again.worker("w0", generation=2)
+        told = again.ask("status")
+        assert told["state"] == "waiting for workers to come back"
+        assert [row["state"] for row in told["workers"]] == ["training", "away"]
+        regroup = a.hear(Generation)
+        assert (regroup.number, regroup.roster, regroup.planned) == (3, ("w0",), False)
+        assert "lease" in regroup.reason
+    assert len(workers) == 2
+
+
+def test_an_operator_may_give_up_a_worker_that_stays_away(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        together(run, 2)
+    with hosted(tmp_path / "run") as again:
+        a = again.worker("w0", generation=2)
+        again.ask("drain", worker="w1")
+        assert a.hear(Generation).roster == ("w0",)
+
+
+def test_nobody_else_gets_the_place_of_one_who_is_away(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        together(run, 2)
+    with hosted(tmp_path / "run") as again, again.worker() as new:
+        assert new.id not in ("w0", "w1")
+        assert new.poll(0.2) is None  # no new generation before all are back
+        again.worker("w0", generation=2)
+        again.worker("w1", generation=2)
+        assert new.hear(Generation).roster == ("w0", "w1", new.id)
+
+
+def test_a_worker_of_another_generation_is_not_taken_over(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        together(run, 2)
+    with hosted(tmp_path / "run") as again:
+        for worker, generation in (("w0", 9), ("w7", 2)):
+            with Line(again.name, again.port) as line:
+                proved = proof(again.token, line.greeting.nonce)
+                line.say(Hello(proof=proved, worker=worker, generation=generation))
+                assert "join as a new worker" in line.hear(Refused).why
+
+
+def test_an_announcement_that_nobody_got_is_made_again(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        together(run, 2)
+        c = run.worker()
+        c.hear(Generation)  # 3 is announced, and the coordinator dies before anyone begins
+    with hosted(tmp_path / "run") as again:
+        back = [again.worker(w, generation=g) for w, g in (("w0", 2), ("w1", 2), ("w2", 0))]
+        for worker in back:
+            told = worker.hear(Generation)
+            assert (told.number, told.planned) == (3, False)
+            assert told.roster == ("w0", "w1", "w2")
+        back[0].begin(told)
+        assert again.ask("status")["state"] == "training"
+
+
+def test_all_of_it_is_in_the_journal(run: Hosted) -> None:
+    a, b = together(run, 2)
+    a.step(1)
+    a.beat()
+    b.close()
+    a.enter(3)
+    kinds = [type(r.event) for r in read(run.host.folder.journal)[1]]
+    assert kinds == [Joined, Joined, StepDone, Lost]
+
+
+def test_a_worker_that_hangs_is_evicted_when_others_wait_for_it(tmp_path: Path) -> None:
+    terms = Terms(lease_s=3600.0, silence_s=0.0)
+    with hosted(tmp_path / "run", terms) as run:
+        a, b, c = together(run, 3)
+        b.say(Stuck(generation=3, step=5, waited_s=9.0))
+        for _ in range(200):
+            for worker in (a, b):
+                worker.say(Alive(generation=3, step=5, waiting=True))
+            told = next(
+                (m for m in iter(lambda: a.poll(0.05), None) if isinstance(m, Generation)), None
+            )
+            if told is not None:
+                break
+        assert told is not None
+        assert told.roster == ("w0", "w1")
+        assert "silent" in c.hear(Goodbye).why
+
+
+# The folder.
+
+
+def test_the_token_is_for_its_owner_alone_and_in_no_other_file(run: Hosted, tmp_path: Path) -> None:
+    with run.worker() as worker:
+        worker.enter()
+    token = tmp_path / "run" / "token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert len(run.token) == 64
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file() and path != token:
+            assert run.token not in path.read_text()
+
+
+def test_a_folder_has_one_coordinator_at_a_time(run: Hosted, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has a coordinator already"):
+        RunFolder.open(tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder.make(tmp_path / "run")
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        RunFolder.open(tmp_path)
+
+
+def test_the_newest_checkpoint_is_that_of_the_latest_step(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        folder = tmp_path / "run" / "checkpoints"
+        for name in ("step-9.pt", "step-10.pt", ".step-11.pt", "step-12.pt.tmp", "notes.txt"):
+            (folder / name).touch()
+        with run.worker() as worker:
+            assert worker.welcome.resume == str(folder / "step-10.pt")
