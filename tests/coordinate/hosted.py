@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -58,7 +59,9 @@ class Hosted:
 
 
 @contextmanager
-def hosted(path: Path, terms: Terms | None = None, port: int = 0) -> Iterator[Hosted]:
+def hosted(
+    path: Path, terms: Terms | None = None, port: int = 0, tls: ssl.SSLContext | None = None
+) -> Iterator[Hosted]:
     """A coordinator in a folder, new or to go on with, until the context is left."""
     begun: Future[Hosted] = Future()
     end = asyncio.Event()
@@ -67,7 +70,7 @@ def hosted(path: Path, terms: Terms | None = None, port: int = 0) -> Iterator[Ho
         try:
             folder = RunFolder.open(path) if path.exists() else RunFolder.make(path)
             host = Host(folder, terms or Terms(run=str(path)), {})
-            address = await host.open("127.0.0.1", port)
+            address = await host.open("127.0.0.1", port, tls)
         except BaseException as e:
             begun.set_exception(e)
             return

@@ -14,6 +14,7 @@ from evenstep.errors import JournalError
 from evenstep.journal import read
 from evenstep.messages import (
     Ask,
+    Began,
     Done,
     Failed,
     Generation,
@@ -324,6 +325,28 @@ def test_a_newcomer_that_fails_to_start_does_not_end_a_run(make: Make) -> None:
     assert [e.num_workers for e in events(world) if isinstance(e, LaunchFailed)] == [1]
     assert ask(world, "scale", num_workers=3).problem == ""
     assert len(world.starting) == 1
+
+
+def test_a_newcomer_that_is_sent_home_is_not_waited_for(make: Make) -> None:
+    world = make()
+    launched(world, 2)
+    ask(world, "scale", num_workers=3)
+    worker = world.connect(world.starting.pop(), launched=True)
+    assert worker is not None
+    assert ask(world, "drain", worker=worker.id).problem == ""
+    assert heard(worker, Goodbye)
+    world.end(worker, 75)
+    assert [e.num_workers for e in events(world) if isinstance(e, LaunchFailed)] == [1]
+
+
+def test_one_who_was_let_go_and_stays_does_not_keep_a_run_alive(make: Make) -> None:
+    world = make(restarts=0)
+    a, b = launched(world, 2)
+    world.leave(b)
+    world.say(a, Began(generation=world.announced[-1].number, step=1))
+    assert heard(b, Goodbye)  # and it stays, and says no more
+    world.die(a)
+    assert not ending(world).ok
 
 
 def test_restarts_are_counted_over_the_whole_run(make: Make) -> None:

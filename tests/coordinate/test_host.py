@@ -28,6 +28,7 @@ from evenstep.messages import (
     Stuck,
     proof,
 )
+from evenstep.simulate.replay import replay
 from evenstep.types import Joined, Left, Lost, Regroup, StepDone
 from tests.coordinate.fake import FakeWorker, Line
 from tests.coordinate.hosted import Hosted, hosted
@@ -241,6 +242,9 @@ def test_a_restarted_coordinator_takes_its_workers_over(tmp_path: Path) -> None:
         clock_s.append(record.at_s)
     assert numbers == [1, 2, 3, 4, 5]
     assert clock_s == sorted(clock_s)
+    header, records = read(tmp_path / "run" / "journal.jsonl")
+    for record, actions in replay(records, header.settings):
+        assert record.actions == actions
 
 
 def test_members_that_stay_away_are_lost_when_the_lease_is_over(tmp_path: Path) -> None:

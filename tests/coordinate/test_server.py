@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -205,3 +208,36 @@ def test_what_a_worker_says_wrongly_changes_nothing(run: Hosted) -> None:
         with pytest.raises(InvalidInputError):
             run.inside(lambda: run.host.heard("w0", untrue))
         assert run.ask("status") == before
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A certificate of this machine's own making, and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        + ["-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=coordinator"]
+        + ["-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True,
+        capture_output=True,
+        timeout=WAIT_S,
+    )
+    return cert, key
+
+
+def test_with_tls_the_certificate_is_checked(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path, "known")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    status = Ask(proof="", what="status")
+    with hosted(tmp_path / "run", tls=tls) as run:
+        told = ask(run.name, run.port, run.token, status, tls_ca=str(cert))
+        assert told["state"] == "starting"
+        with pytest.raises(NoAnswerError):
+            ask(run.name, run.port, run.token, status)  # in plain text
+    with hosted(tmp_path / "other", tls=tls) as run:
+        unknown = make_certificate(tmp_path, "unknown")[0]
+        with pytest.raises(NoAnswerError, match="CERTIFICATE_VERIFY_FAILED"):
+            ask(run.name, run.port, run.token, status, tls_ca=str(unknown))

@@ -93,7 +93,7 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
             lease_s=options["lease"],
             checkpoint_every_s=options["checkpoint_every"],
             checkpoints_kept=options["keep"],
-            sets=(f"workers.max={many or MOST_WORKERS}", *sets),
+            sets=(*([f"workers.max={many}"] if many else []), *sets),
             least=few if many else 1,
             most=many or MOST_WORKERS,
             restarts=options["restarts"],

@@ -470,7 +470,7 @@ class Coordinator:
         """Whether the first workers are still waited for, so that they begin together."""
         if self._ready_s is None or (self._brain and self._brain.cluster.roster):
             return False
-        starting = any(not self._is(w, State.READY) for w in self.crew.running)
+        starting = any(not self._is(w, State.READY) for w in self._on_the_way())
         return starting and now_s - self._ready_s < self.terms.gather_s
 
     def _lose(self, now_s: float, lost: Mapping[WorkerId, str]) -> None:
@@ -684,7 +684,7 @@ class Coordinator:
             # A change that was announced but not passed on is not waited for.
             if not any(self._running is None or self._in_running(m.id) for m in training):
                 self._end(now_s, Ending(ok=True, why="trained to the end"))
-        elif self.crew.began and not (self._members or self.crew.running or self.crew.exits):
+        elif self.crew.began and not self._anyone():
             self.fail(now_s, f"no worker is left; {self._last_loss}")
 
     def _end(self, now_s: float, ending: Ending) -> None:
@@ -765,7 +765,7 @@ class Coordinator:
         alone = not any(m.trains for m in self._members.values())
         match self.crew.meaning(worker, exit.code, joined=joined, alone=alone):
             case Meaning.FINE:
-                pass
+                self._reconcile(now_s, why)
             case Meaning.FAILURE:
                 refused = self.crew.refused.get(worker)
                 why = f"{worker} was refused: {refused}" if refused else why
@@ -794,10 +794,13 @@ class Coordinator:
 
     def _num_missing(self) -> int:
         """Workers that the brain has ordered and nobody has launched."""
-        crew = self.crew
-        over = crew.in_order | crew.evicted | crew.refused.keys() | self._used
         ordered = self._brain.cluster.launching if self._brain else 0
-        return ordered - len(crew.running - over)
+        return ordered - len(self._on_the_way())
+
+    def _on_the_way(self) -> set[WorkerId]:
+        """Launched workers that are to join, and have not."""
+        crew = self.crew
+        return crew.running - (crew.in_order | crew.evicted | crew.refused.keys() | self._used)
 
     # What operators ask for.
 
@@ -863,6 +866,11 @@ class Coordinator:
         if generation is None or generation.number != number:
             return False
         return generation.roster[:1] == (member.id,)
+
+    def _anyone(self) -> bool:
+        """Whether anybody is there of whom something can be expected."""
+        connected = any(m.state is not State.GONE for m in self._members.values())
+        return connected or bool(self.crew.running - self.crew.in_order or self.crew.exits)
 
     def _num_taking_part(self) -> int:
         early = (State.STARTING, State.READY)
