@@ -208,12 +208,45 @@ def test_an_evicted_worker_of_the_launcher_is_ended_and_replaced(make: Make) -> 
     assert not b.launched
 
 
+def complain(world: World, *workers: SimWorker) -> None:
+    for worker in workers:
+        world.say(worker, Stuck(generation=worker.generation, step=1, waited_s=0.0))
+
+
+def test_workers_that_all_wait_for_each_other_meet_anew(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    before = world.announced[-1]
+    complain(world, a, b)
+    assert world.announced[-1] == before
+    complain(world, c)
+    told = world.announced[-1]
+    assert (told.roster, told.planned) == (before.roster, False)
+    assert told.number > before.number
+    complain(world, a, b, c)  # what they said of the old one comes late
+    assert world.announced[-1] == told
+    world.settle(8)
+    assert status(world)["state"] == "training"
+
+
+def test_workers_that_never_meet_go_on_without_one(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    for _ in range(4):
+        assert len(roster(world)) == 3
+        for worker in (a, b, c):
+            worker.generation = world.announced[-1].number
+        complain(world, a, b, c)
+    assert roster(world) == (a.id, b.id)
+    assert "cannot meet" in heard(c, Goodbye)[0].why
+
+
 def test_nobody_is_evicted_because_the_coordinator_itself_stood_still(make: Make) -> None:
     world = make()
     a, b = training(world, 2)
     world.beat()
-    world.say(a, Stuck(generation=a.generation, step=1, waited_s=0.0))
-    world.now_s += 600.0  # all were silent, as far as we could hear
+    world.now_s += 600.0  # nobody was heard of; what they said meanwhile comes one by one
+    world.say(a, Stuck(generation=a.generation, step=1, waited_s=6.0))
     world.coordinator.tick(world.now_s)
     assert b.connected
     assert status(world)["state"] == "training"

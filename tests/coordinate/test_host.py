@@ -294,17 +294,33 @@ def test_a_worker_of_another_generation_is_not_taken_over(tmp_path: Path) -> Non
 
 def test_an_announcement_that_nobody_got_is_made_again(tmp_path: Path) -> None:
     with hosted(tmp_path / "run") as run:
-        together(run, 2)
-        c = run.worker()
-        c.hear(Generation)  # 3 is announced, and the coordinator dies before anyone begins
+        a, b, _ = together(run, 3)
+        b.say(Leaving(why="a spot notice"))
+        a.hear(Generation)  # 4 is announced, and the coordinator dies before anyone begins it
     with hosted(tmp_path / "run") as again:
-        back = [again.worker(w, generation=g) for w, g in (("w0", 2), ("w1", 2), ("w2", 0))]
+        back = [again.worker(w, generation=3) for w in ("w0", "w2")]
         for worker in back:
             told = worker.hear(Generation)
-            assert (told.number, told.planned) == (3, False)
-            assert told.roster == ("w0", "w1", "w2")
+            assert (told.number, told.roster, told.planned) == (4, ("w0", "w2"), False)
         back[0].begin(told)
+        back[0].beat()
         assert again.ask("status")["state"] == "training"
+
+
+def test_a_newcomer_that_was_announced_before_a_restart_joins_at_a_steps_end(
+    tmp_path: Path,
+) -> None:
+    with hosted(tmp_path / "run") as run:
+        together(run, 2)
+        run.worker().hear(Generation)  # 3 is announced, and nobody has begun it
+    with hosted(tmp_path / "run") as again:
+        a, b, c = [again.worker(w, generation=g) for w, g in (("w0", 2), ("w1", 2), ("w2", 3))]
+        told = a.hear(Generation)
+        assert (told.number, told.roster, told.planned) == (4, ("w0", "w1"), False)
+        a.begin(told)
+        for worker in (a, b, c):
+            told = worker.hear(Generation, lambda g: g.number == 5)
+            assert (told.roster, told.planned) == (("w0", "w1", "w2"), True)
 
 
 def test_all_of_it_is_in_the_journal(run: Hosted) -> None:

@@ -145,7 +145,7 @@ class Membership(RuleBasedStateMachine):
         return [
             w
             for w in self.world.workers.values()
-            if w.generation and not (w.connected or w.frozen or w.launched)
+            if w.generation and not (w.connected or w.frozen or w.launched or w.done)
         ]
 
     @precondition(lambda self: self.away())

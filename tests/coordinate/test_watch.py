@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evenstep.coordinate.member import Member
-from evenstep.coordinate.watch import NEWCOMER_S, overdue
+from evenstep.coordinate.watch import NEWCOMER_S, deadlocked, overdue
 
 NOW_S = 1000.0
 
@@ -86,3 +86,11 @@ def test_if_nobody_is_heard_of_it_may_be_us() -> None:
 
 def test_nobody_at_all_is_nobody_to_blame() -> None:
     assert blamed() == []
+
+
+def test_all_who_wait_wait_for_each_other() -> None:
+    waits = member("b", waiting=True, waiting_since_s=NOW_S - 31.0)
+    assert deadlocked([stuck("a", 0.0), waits], NOW_S, 30.0)
+    assert not deadlocked([stuck("a"), member("b")], NOW_S, 30.0)
+    assert not deadlocked([stuck("a")], NOW_S, 30.0)
+    assert not deadlocked([], NOW_S, 30.0)

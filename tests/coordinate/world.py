@@ -271,10 +271,10 @@ class World:
         for worker in self.workers.values():
             worker.connected = False
         self.starting.clear()
-        brain, clock_s, used = Brain.restore(self.folder / "journal.jsonl", lambda: 0.0)
-        self.now_s = max(self.now_s, clock_s)
+        restored = Brain.restore(self.folder / "journal.jsonl", lambda: 0.0)
+        self.now_s = max(self.now_s, restored.clock_s)
         self.coordinator = Coordinator(self.terms, self, launcher=self, names_from=1000)
-        self.coordinator.restore(self.now_s, brain, used=used, stores=self.kept, ended=ended)
+        self.coordinator.restore(self.now_s, restored, stores=self.kept, ended=ended)
 
     def reconnect(self, worker: SimWorker) -> bool:
         hello = Hello(proof="", worker=worker.id, generation=worker.generation)
@@ -282,6 +282,7 @@ class World:
         if isinstance(answer, Welcome):
             assert answer.worker == worker.id
             worker.connected = True
+            self.began.add(worker.generation)  # as far as a coordinator can tell that comes after
             self.coordinator.arrived(self.now_s, worker.id)
         return worker.connected
 

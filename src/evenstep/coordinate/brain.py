@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenstep.config import Settings
 from evenstep.decide.cluster import Cluster
@@ -49,23 +49,28 @@ class Brain:
         return cls(engine, facts, timer)
 
     @classmethod
-    def restore(cls, path: Path, timer: Timer) -> tuple[Brain, float, set[WorkerId]]:
-        """The brain of a run that goes on, its clock, and every worker it ever had."""
+    def restore(cls, path: Path, timer: Timer) -> Restored:
+        """The brain of a run that goes on."""
         journal = Journal.resume(path)
         try:
             header, records = read(path)
             engine, clock_s = Engine(header.settings), 0.0
-            ids: set[WorkerId] = set()
+            used: set[WorkerId] = set()
+            before: tuple[WorkerId, ...] = ()
             for record in records:
+                was = engine.cluster
                 engine.handle(record.at_s, record.event)
                 clock_s = max(clock_s, record.at_s)
+                if engine.cluster.generation > was.generation:
+                    before = was.roster
                 if isinstance(record.event, Joined):
-                    ids.update(w.id for w in record.event.workers)
+                    used.update(w.id for w in record.event.workers)
         except BaseException:
             journal.close()
             raise
         engine.journal = journal
-        return cls(engine, header.about.get("facts", {}), timer), clock_s, ids
+        brain = cls(engine, header.about.get("facts", {}), timer)
+        return Restored(brain=brain, clock_s=clock_s, used=used, before=before)
 
     @property
     def cluster(self) -> Cluster:
@@ -110,6 +115,15 @@ class Brain:
         if self._engine.journal is not None:
             self._engine.journal.close()
         self._engine.journal = None
+
+
+class Restored(NamedTuple):
+    """A run as its journal has it."""
+
+    brain: Brain
+    clock_s: float  # where the run's own clock stands
+    used: set[WorkerId]  # every id that was ever in a roster
+    before: tuple[WorkerId, ...]  # the roster before the newest
 
 
 def settings_of(ready: Ready, sets: Sequence[str]) -> Settings:

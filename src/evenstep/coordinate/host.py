@@ -44,10 +44,10 @@ class Host:
 
     def _restore(self) -> None:
         folder = self.folder
-        brain, clock_s, used = Brain.restore(folder.journal, time.thread_time)
-        self._zero_s -= clock_s
+        restored = Brain.restore(folder.journal, time.thread_time)
+        self._zero_s -= restored.clock_s
         ended = folder.launched() - folder.outlived().keys()
-        self.coordinator.restore(self.now_s, brain, used=used, stores=folder.stores(), ended=ended)
+        self.coordinator.restore(self.now_s, restored, stores=folder.stores(), ended=ended)
 
     @property
     def now_s(self) -> float:

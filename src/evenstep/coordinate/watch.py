@@ -28,11 +28,10 @@ def overdue(
     if roster and all(now_s - m.heard_s > lease_s for m in roster):
         return {m.id: "silent, as all are, for longer than the lease" for m in roster}
     silent = {m.id: now_s - m.heard_s for m in roster if now_s - m.heard_s > silent_s}
-    # A worker complains once a generation; if it waits again, only its heartbeats tell.
     complaints = [
         m.stuck_s if m.stuck_s is not None else m.alive_s
         for m in roster
-        if m.id not in silent and (m.stuck_s is not None or _waits_s(m, now_s) > patience_s)
+        if m.id not in silent and _complains(m, now_s, patience_s)
     ]
     if not complaints:
         return {}
@@ -46,6 +45,16 @@ def overdue(
     if min(waits) < (patience_s if busy[0].has_stepped else max(patience_s, NEWCOMER_S)):
         return {}
     return {busy[0].id: f"does not finish its step; all others have waited for {min(waits):.0f} s"}
+
+
+def deadlocked(roster: Sequence[Member], now_s: float, patience_s: float) -> bool:
+    """Whether all are there and all wait: for each other, since a connection between two broke."""
+    return len(roster) > 1 and all(_complains(m, now_s, patience_s) for m in roster)
+
+
+def _complains(member: Member, now_s: float, patience_s: float) -> bool:
+    # A worker says so once a generation. If it waits again, only its heartbeats tell.
+    return member.stuck_s is not None or _waits_s(member, now_s) > patience_s
 
 
 def _waits_s(member: Member, now_s: float) -> float:

@@ -1,0 +1,412 @@
+"""How the roster of a run changes: planned ones one by one, losses at once, and the end.
+
+A generation exists only if it is announced here. Numbers only grow, also over restarts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import assert_never
+
+import msgspec
+
+from evenstep.coordinate.brain import Brain
+from evenstep.coordinate.crew import Crew
+from evenstep.coordinate.member import Ending, Member, Outside, State, Store, Terms
+from evenstep.messages import (
+    Generation,
+    Goodbye,
+    NewPlan,
+    Paused,
+)
+from evenstep.ports import Launcher
+from evenstep.types import (
+    AnyAction,
+    AnyEvent,
+    Drain,
+    Joined,
+    Launch,
+    LaunchFailed,
+    Left,
+    Lost,
+    Pause,
+    Plan,
+    Regroup,
+    Stay,
+    WorkerId,
+)
+
+log = logging.getLogger("evenstep")
+
+
+class Changes:
+    """The members of a run, the generation they train in and the one that comes."""
+
+    def __init__(self, terms: Terms, outside: Outside, launcher: Launcher | None) -> None:
+        self.terms = terms
+        self.crew = Crew(launcher, terms.restarts)
+        self.ending: Ending | None = None
+        self._outside = outside
+        self._brain: Brain | None = None
+        self._members: dict[WorkerId, Member] = {}
+        self._stores: dict[WorkerId, Store] = {}
+        self._used: set[WorkerId] = set()  # ids that were ever in a roster
+        self._running: Generation | None = None  # the one that trains
+        self._coming: Generation | None = None  # announced, not begun
+        self._paused = ""  # why
+        self._stopping = ""  # why
+        self._parting = False  # the end has been announced
+        self._finishing = False  # someone has trained to the end
+        self._ready_s: float | None = None  # when the first worker was
+        self._leaver_gone_s: float | None = None  # before the generation without it began
+        # After a restart: who is not back yet, and who will not come.
+        self._away: set[WorkerId] = set()
+        self._missing: dict[WorkerId, str] = {}
+        self._last_loss = "none came"
+
+    # Planned, and not.
+
+    def _advance(self, now_s: float) -> None:
+        """Make the next planned change, unless one is under way."""
+        while self._brain and not (self._coming or self._away or self._finishing or self.ending):
+            ready = [m for m in self._members.values() if m.state is State.READY]
+            asked = [m for m in self._members.values() if m.state is State.ASKED]
+            if self._stopping:
+                self._part()
+                return
+            if ready and not self._gathers(now_s):
+                self._take_in(now_s, ready)
+            elif asked and len(asked) == len(self._roster):
+                self.stop(now_s, f"all workers leave: {asked[0].leaves_because}")
+            elif asked:
+                for member in asked:
+                    member.state = State.LEFT
+                ids = tuple(m.id for m in asked)
+                self._change(now_s, Left(workers=ids, cause=asked[0].leaves_because), planned=True)
+            else:
+                return
+
+    def _take_in(self, now_s: float, ready: list[Member]) -> None:
+        ready.sort(key=lambda m: (len(m.id), m.id))  # w2 before w10, whoever was ready first
+        for member in ready:
+            member.state = State.IN
+            self._used.add(member.id)
+        self._outside.keep(self._stores)
+        workers = tuple(m.worker for m in ready if m.worker is not None)
+        assert len(workers) == len(ready), "all who are ready have said what they are"
+        self._change(now_s, Joined(workers=workers), planned=True)
+
+    def _gathers(self, now_s: float) -> bool:
+        """Whether the first workers are still waited for, so that they begin together."""
+        if self._ready_s is None or (self._brain and self._brain.cluster.roster):
+            return False
+        starting = any(not self._is(w, State.READY) for w in self._on_the_way())
+        return starting and now_s - self._ready_s < self.terms.gather_s
+
+    def _lose(self, now_s: float, lost: Mapping[WorkerId, str]) -> None:
+        """Workers are gone: the others go on without them, at once."""
+        left = False
+        for worker, cause in lost.items():
+            log.warning("%s is lost: %s", worker, cause)
+            self._last_loss = f"{worker} was lost: {cause}"
+            member = self._members.pop(worker, None)
+            if member is not None and member.state is State.ASKED:
+                self.crew.in_order.add(worker)  # it was going: nobody comes in its place
+            left |= member is not None and member.state is State.LEFT and self._in_running(worker)
+        if self._brain is None:
+            return
+        known = {w: why for w, why in lost.items() if w in self._brain.cluster.workers}
+        if self._away:
+            self._missing |= known
+        elif self._parting:
+            self._hurry()
+        elif known:
+            self._go_on(now_s, known)
+        elif left:
+            self._force()
+
+    def _part_with(self, now_s: float, member: Member, why: str, *, dead: bool) -> None:
+        """A connection or its process has ended: a loss, unless nothing more was expected."""
+        if member.trains and self.ending is None and (dead or not self._parting):
+            self._lose(now_s, {member.id: why})
+            return
+        del self._members[member.id]
+        if member.trains or member.state in (State.LEFT, State.DONE):
+            self.crew.in_order.add(member.id)
+        if member.state is State.LEFT and self._in_running(member.id):
+            # It may have gone at the very step's end at which it was to go.
+            self._leaver_gone_s = now_s
+            if dead:
+                self._force()
+
+    def _go_on(self, now_s: float, lost: Mapping[WorkerId, str]) -> None:
+        """The others go on at once, without the lost and those who have trained to the end."""
+        assert self._brain is not None
+        actions: tuple[AnyAction, ...] = ()
+        finished: tuple[WorkerId, ...] = ()
+        if self._finishing:
+            if not any(m.trains for m in self._members.values()):
+                return
+            self._finishing = False
+            roster = self._brain.cluster.roster
+            finished = tuple(w for w in roster if w not in lost and not self._trains(w))
+            for member in self._members.values():
+                if member.state is State.DONE:
+                    self._dismiss(member, "trained to the end")
+            left = Left(workers=finished, cause="trained to the end")
+            actions = self._brain.handle(now_s, left)
+        if newcomers := self._put_off():
+            left = Left(workers=newcomers, cause="to be taken in later")
+            actions = self._brain.handle(now_s, left)
+        if lost:
+            cause = next(iter(lost.values()))
+            actions = self._brain.handle(now_s, Lost(workers=tuple(lost), cause=cause))
+        if finished and any(isinstance(action, Pause) for action in actions):
+            self._end(now_s, Ending(ok=True, why="trained to the end"))
+            return
+        if not actions:
+            self._force()  # who is through was to leave anyway, with a change that is announced
+        self._obey(now_s, actions, planned=False)
+
+    def _meet_anew(self, now_s: float, why: str) -> None:
+        """A new generation of the same workers: for the brain, one goes and comes back."""
+        assert self._brain is not None
+        if len({m.begun for m in self._members.values() if m.trains}) == 2:
+            self._go_on(now_s, {})  # the newcomers come later
+            return
+        last = self._brain.cluster.ranks[-1]
+        self._brain.handle(now_s, Left(workers=(last.id,), cause=why))
+        self._change(now_s, Joined(workers=(last,)), planned=False)
+
+    def _put_off(self) -> tuple[WorkerId, ...]:
+        """Workers that were to join, and join later: a change at once finds others within a step.
+
+        What those may still have to add up in it, somebody who has not begun cannot.
+        """
+        training = [m for m in self._members.values() if m.trains]
+        if not any(m.begun for m in training):
+            return ()
+        newcomers = [m for m in training if not m.begun]
+        for member in newcomers:
+            if member.state is State.IN:
+                member.state = State.READY
+            else:
+                self._dismiss(member, member.leaves_because)
+        return tuple(m.id for m in newcomers)
+
+    # Orders into messages.
+
+    def _change(self, now_s: float, event: AnyEvent, *, planned: bool) -> None:
+        assert self._brain is not None
+        self._obey(now_s, self._brain.handle(now_s, event), planned=planned)
+
+    def _obey(self, now_s: float, actions: tuple[AnyAction, ...], *, planned: bool) -> None:
+        regroup: Regroup | None = None
+        for action in actions:
+            match action:
+                case Regroup():
+                    regroup = action
+                case Plan():
+                    if regroup is not None:
+                        self._announce(self._generation(regroup, action, planned=planned))
+                    elif self._running is not None:
+                        self._tell_leader(self._running, action)
+                case Pause(reason=reason):
+                    self._pause(reason)
+                case Launch(reason=reason):
+                    self._launch(now_s, self._num_missing(), reason)
+                case Drain(worker=worker, reason=reason):
+                    if member := self._members.get(worker):
+                        self._let_go(member, reason)
+                case Stay():
+                    pass
+                case _:
+                    assert_never(action)
+        if any(isinstance(action, Drain) for action in actions):
+            self._advance(now_s)
+
+    def _generation(self, regroup: Regroup, plan: Plan, *, planned: bool) -> Generation:
+        store = self._stores[regroup.roster[0]]
+        return Generation(
+            number=regroup.generation,
+            roster=regroup.roster,
+            shares=tuple(plan.shares[w] for w in regroup.roster),
+            # Where nobody trains, nobody can pass it on. The very first all begin as they get it.
+            planned=planned and (self._running is not None or regroup.generation == 1),
+            address=store.address,
+            port=store.port,
+            reason=regroup.reason,
+        )
+
+    def _announce(self, generation: Generation) -> None:
+        log.info("generation %d: %s", generation.number, generation.reason)
+        self._coming, self._paused, self._leaver_gone_s = generation, "", None
+        if not generation.planned:
+            self._running = None
+        for member in self._members.values():
+            if member.trains or member.state is State.LEFT:
+                if not generation.planned:
+                    member.freed()
+                self._outside.send(member.id, generation)
+
+    def _force(self) -> None:
+        """Who was to leave is gone already: the change cannot wait for a step's end any more."""
+        self._leaver_gone_s = None
+        if self._coming is not None and self._coming.planned:
+            self._announce(msgspec.structs.replace(self._coming, planned=False))
+
+    def _tell_leader(self, running: Generation, plan: Plan) -> None:
+        shares = tuple(plan.shares[w] for w in running.roster)
+        message = NewPlan(
+            generation=plan.generation, shares=shares, lr_factor=plan.lr_factor, reason=plan.reason
+        )
+        self._outside.send(running.roster[0], message)
+
+    def _begun(self, now_s: float) -> None:
+        self._running, self._coming, self._leaver_gone_s = self._coming, None, None
+        for member in self._members.values():
+            member.freed()
+            member.begun |= self._in_running(member.id)
+            if member.state is State.LEFT:
+                self._dismiss(member, member.leaves_because)
+        self._advance(now_s)
+
+    def _pause(self, reason: str) -> None:
+        log.warning("paused: %s", reason)
+        self._running, self._coming, self._paused = None, None, reason
+        for member in self._members.values():
+            if member.trains:
+                member.freed()
+                self._outside.send(member.id, Paused(reason=reason))
+            elif member.state is State.LEFT:
+                self._dismiss(member, member.leaves_because)
+
+    def _let_go(self, member: Member, why: str) -> None:
+        """A worker goes: at a step's end if it trains, else now."""
+        if member.state is State.IN:
+            member.state, member.leaves_because = State.ASKED, why
+        elif member.state in (State.STARTING, State.READY):
+            self._dismiss(member, why)
+
+    def _dismiss(self, member: Member, why: str) -> None:
+        member.state = State.GONE
+        self.crew.in_order.add(member.id)
+        self._outside.send(member.id, Goodbye(why=why))
+
+    # The end.
+
+    def stop(self, now_s: float, why: str) -> None:
+        """End the run in order: at a step's end, with a checkpoint."""
+        if self._stopping or self.ending is not None:
+            return
+        log.info("stopping: %s", why)
+        self._stopping = why
+        for member in self._members.values():
+            if member.state in (State.STARTING, State.READY):
+                self._dismiss(member, "the run is ending")
+        self._advance(now_s)
+        self._settle(now_s)
+
+    def close(self) -> None:
+        """End the journal."""
+        if self._brain is not None:
+            self._brain.close()
+
+    def _part(self) -> None:
+        """The end is a change like others: planned, with nobody in its roster."""
+        self._parting = True
+        self._outside.keep({})  # whoever comes after must not take over workers that leave
+        generation = Generation(
+            number=self._number + 1,
+            roster=(),
+            shares=(),
+            planned=self._running is not None,
+            reason=self._stopping,
+        )
+        self._announce(generation)
+
+    def _hurry(self) -> None:
+        """Someone was lost while all leave: the step at hand will not end."""
+        if self._coming is not None and self._coming.planned:
+            later = self._coming.number + 1
+            self._announce(msgspec.structs.replace(self._coming, number=later, planned=False))
+
+    def _settle(self, now_s: float) -> None:
+        """See whether the run is over."""
+        if self.ending is not None or self._away:
+            return
+        training = [m for m in self._members.values() if m.trains]
+        if self._stopping:
+            if not training:
+                self._end(now_s, Ending(ok=True, why=f"stopped: {self._stopping}"))
+        elif self._finishing:
+            # A change that was announced but not passed on is not waited for.
+            if not any(self._running is None or self._in_running(m.id) for m in training):
+                self._end(now_s, Ending(ok=True, why="trained to the end"))
+        elif self.crew.began and not self._anyone():
+            self._end(now_s, Ending(ok=False, why=f"no worker is left; {self._last_loss}"))
+
+    def _end(self, now_s: float, ending: Ending) -> None:
+        if self.ending is not None:
+            return
+        log.info("the run ends: %s", ending.why)
+        self.ending = ending
+        if self._brain is not None:
+            if self._brain.cluster.roster:
+                everyone = Left(workers=self._brain.cluster.roster, cause=ending.why)
+                self._brain.handle(now_s, everyone)  # so that a resumed run waits for none of them
+            self._brain.close()
+        for member in self._members.values():
+            if member.state is not State.GONE and member.id != ending.worker:
+                self._dismiss(member, ending.why)
+
+    # Workers on their way.
+
+    def _launch(self, now_s: float, num_workers: int, reason: str) -> None:
+        failures = self.crew.launch(num_workers, reason)
+        if failures:
+            self._last_loss = f"a worker could not be started: {failures[0]}"
+            self._reconcile(now_s, failures[0])
+
+    def _reconcile(self, now_s: float, cause: str) -> None:
+        """Tell the brain of ordered workers that will not come."""
+        missing = self._num_missing()
+        if missing > 0:
+            self._change(now_s, LaunchFailed(num_workers=missing, cause=cause), planned=True)
+
+    def _num_missing(self) -> int:
+        """Workers that the brain has ordered and nobody has launched."""
+        ordered = self._brain.cluster.launching if self._brain else 0
+        return ordered - len(self._on_the_way())
+
+    def _on_the_way(self) -> set[WorkerId]:
+        """Launched workers that are to join, and have not."""
+        crew = self.crew
+        return crew.running - (crew.in_order | crew.evicted | crew.refused.keys() | self._used)
+
+    # Small questions.
+
+    @property
+    def _number(self) -> int:
+        return self._brain.cluster.generation if self._brain else 0
+
+    @property
+    def _roster(self) -> tuple[WorkerId, ...]:
+        return self._brain.cluster.roster if self._brain else ()
+
+    def _is(self, worker: WorkerId, state: State) -> bool:
+        member = self._members.get(worker)
+        return member is not None and member.state is state
+
+    def _trains(self, worker: WorkerId) -> bool:
+        member = self._members.get(worker)
+        return member is not None and member.trains
+
+    def _in_running(self, worker: WorkerId) -> bool:
+        return self._running is not None and worker in self._running.roster
+
+    def _anyone(self) -> bool:
+        """Whether anybody is there of whom something can be expected."""
+        connected = any(m.state is not State.GONE for m in self._members.values())
+        return connected or bool(self.crew.running - self.crew.in_order or self.crew.exits)
