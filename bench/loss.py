@@ -31,6 +31,16 @@ class Story:
     alone: str
     elastic: str
 
+    @property
+    def alone_loss(self) -> float:
+        """Of the run alone."""
+        return float(self.alone.split()[3])
+
+    @property
+    def elastic_loss(self) -> float:
+        """Of the run that lost a worker."""
+        return float(self.elastic.split()[3])
+
 
 def killed_and_joined(args: list[str], kill_at: int) -> Story:
     """Train alone, then on three workers of which one is killed at a step and replaced."""
