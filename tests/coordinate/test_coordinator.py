@@ -269,6 +269,17 @@ def test_others_go_on_without_one_that_finished_before_them(make: Make) -> None:
     assert ending(world) == Ending(ok=True, why="trained to the end")
 
 
+def test_one_that_finishes_while_it_is_to_leave_is_not_waited_for(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    world.leave(a)
+    planned = world.announced[-1]
+    world.finish(a)
+    complain(world, b)
+    told = heard(b, Generation)[-1]
+    assert (told.number, told.roster, told.planned) == (planned.number, (b.id,), False)
+
+
 def test_a_newcomer_that_was_not_passed_on_does_not_hold_the_end_up(make: Make) -> None:
     world = make()
     a, b = training(world, 2)

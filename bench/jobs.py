@@ -1,0 +1,311 @@
+"""A training job whose roster can be changed, run in each way that is compared."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evenstep.coordinate.ask import ask
+from evenstep.coordinate.run import RunFolder
+from evenstep.messages import Ask
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+BOUND_S = 150.0
+
+
+class StuckError(Exception):
+    """The job did not come to train as it should within the bound."""
+
+
+class Commit(NamedTuple):
+    """A step that a process has committed."""
+
+    at_s: float
+    step: int
+    world: int
+    pid: int
+
+
+class Job(ABC):
+    """Processes that train one model. All are ended when the context is left."""
+
+    script: str
+    python = sys.executable
+
+    def __init__(self, folder: Path, model: str, num_workers: int) -> None:
+        self.folder, self.world = folder, num_workers
+        self._args = ["--model", model, "--out", str(folder)]
+        self._log = (folder / "log").open("a")
+        self._stack = ExitStack()
+        self._read: dict[Path, tuple[int, list[Commit]]] = {}
+
+    def __enter__(self) -> Job:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._log.close()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the first workers."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Order one more worker."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Order that one worker leaves."""
+
+    @abstractmethod
+    def lose(self, rank: int) -> None:
+        """Kill one worker with SIGKILL."""
+
+    def after_loss(self, before: Sequence[Commit], commit: Commit) -> bool:
+        """Whether a commit is one of the job that has got over a loss."""
+        return commit.world == self.world
+
+    def commits(self) -> list[Commit]:
+        """All so far, by time."""
+        for path in self.folder.glob("*.steps"):
+            offset, commits = self._read.setdefault(path, (0, []))
+            with path.open() as file:
+                file.seek(offset)
+                whole = file.read().rpartition("\n")[0]
+            for line in whole.splitlines():
+                at_s, step, world = line.split()
+                commits.append(Commit(float(at_s), int(step), int(world), int(path.stem)))
+            self._read[path] = (offset + len(whole) + (1 if whole else 0), commits)
+        return sorted(commit for _, commits in self._read.values() for commit in commits)
+
+    def _spawn(self, command: Sequence[str | Path], **more: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            cwd=ROOT,
+            env=environment,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._stack.callback(_end, process)
+        return process
+
+    @property
+    def _script(self) -> str:
+        return str(ROOT / "bench" / "rivals" / self.script)
+
+
+class Evenstep(Job):
+    """`evenstep run`, `scale` and `drain`; the workers are its own."""
+
+    script = "with_evenstep.py"
+
+    def start(self) -> None:
+        options = ["--workers", f"{self.world}:{self.world + 1}", "--min", "1", "--restarts", "0"]
+        where = ["--run", str(self.folder / "run")]
+        self._stack.callback(self._end_workers)
+        self._spawn([BIN / "evenstep", "run", *options, *where, self._script, *self._args])
+
+    def join(self) -> None:
+        self._ask("scale", num_workers=self.world + 1)
+        self.world += 1
+
+    def leave(self) -> None:
+        self._ask("drain", worker=self._roster()[-1]["worker"])
+        self.world -= 1
+
+    def lose(self, rank: int) -> None:
+        self.world -= 1
+        os.kill(self._roster()[rank]["pid"], signal.SIGKILL)
+
+    def _end_workers(self) -> None:
+        """They outlive a coordinator that had to be killed, but not a bench."""
+        for worker in RunFolder.open(self.folder / "run").outlived().values():
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+
+    def _roster(self) -> list[dict[str, Any]]:
+        there = [w for w in self._ask("status")["workers"] if w["rank"] is not None]
+        return sorted(there, key=lambda w: int(w["rank"]))
+
+    def _ask(self, what: str, **more: Any) -> dict[str, Any]:
+        run = self.folder / "run"
+        host, _, port = (run / "address").read_text().strip().rpartition(":")
+        token = (run / "token").read_text().strip()
+        return ask(host, int(port), token, Ask(proof="", what=what, **more))
+
+
+class Restart(Job):
+    """Checkpoint, stop all, start all: by hand, at once, by somebody who is told of a death."""
+
+    script = "with_ddp.py"
+
+    def start(self) -> None:
+        port = str(free_port())
+        self._workers = [
+            self._spawn(
+                [self.python, self._script, *self._args, "--graceful"],
+                RANK=str(rank),
+                WORLD_SIZE=str(self.world),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+            )
+            for rank in range(self.world)
+        ]
+
+    def join(self) -> None:
+        self._again(signal.SIGTERM, 1)
+
+    def leave(self) -> None:
+        self._again(signal.SIGTERM, -1)
+
+    def lose(self, rank: int) -> None:
+        self._workers[rank].kill()
+        self._workers[rank].wait()
+        self._again(signal.SIGKILL, -1)
+
+    def _again(self, how: signal.Signals, more: int) -> None:
+        for worker in self._workers:
+            if worker.poll() is None:
+                worker.send_signal(how)
+        for worker in self._workers:
+            worker.wait(BOUND_S)
+        self.world += more
+        self.start()
+
+
+class Torchrun(Job):
+    """torchrun's elastic restart: one agent whose workers restart, or an agent for every worker."""
+
+    script = "with_ddp.py"
+    agents = False
+
+    def start(self) -> None:
+        if not self.agents:
+            self._agents = [self._agent("--standalone", "--nproc-per-node", str(self.world))]
+            return
+        self._endpoint = f"127.0.0.1:{free_port()}"
+        self._most = self.world + 1
+        self._agents = [self._one() for _ in range(self.world)]
+
+    def join(self) -> None:
+        self.world += 1
+        self._agents.append(self._one())
+
+    def leave(self) -> None:
+        self.world -= 1
+        self._agents.pop().terminate()
+
+    def lose(self, rank: int) -> None:
+        pids = {c.pid for c in self.commits()[-self.world :]}
+        os.kill(sorted(pids)[rank], signal.SIGKILL)
+
+    def after_loss(self, before: Sequence[Commit], commit: Commit) -> bool:
+        return commit.pid not in {c.pid for c in before}
+
+    def _one(self) -> subprocess.Popen[bytes]:
+        where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", self._endpoint, "--rdzv-id", "bench"]
+        conf = ["--rdzv-conf", "last_call_timeout=2"]
+        return self._agent("--nnodes", f"1:{self._most}", "--nproc-per-node", "1", *where, *conf)
+
+    def _agent(self, *options: str) -> subprocess.Popen[bytes]:
+        command = [BIN / "torchrun", "--max-restarts", "100", *options, self._script, *self._args]
+        return self._spawn(command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+
+
+class TorchrunAgents(Torchrun):
+    """One agent for every worker, so that workers can join and leave."""
+
+    agents = True
+
+
+class Torchft(Job):
+    """torchft: a lighthouse, and a replica for every worker."""
+
+    script = "with_torchft.py"
+    heartbeat_ms = 5000
+
+    def start(self) -> None:
+        self._port, self._named = free_port(), 0
+        lighthouse = Path(self.python).parent / "torchft_lighthouse"
+        bind = ["--bind", f"[::]:{self._port}", "--min_replicas", "1"]
+        beat = ["--heartbeat_timeout_ms", str(self.heartbeat_ms), "--join_timeout_ms", "10000"]
+        self._spawn([lighthouse, *bind, *beat, "--quorum_tick_ms", "50"])
+        self._first = self.world
+        self._workers = [self._one() for _ in range(self.world)]
+
+    def join(self) -> None:
+        self.world += 1
+        self._workers.append(self._one())
+
+    def leave(self) -> None:
+        self.world -= 1
+        self._workers.pop().terminate()
+
+    def lose(self, rank: int) -> None:
+        self.world -= 1
+        self._workers.pop(rank).kill()
+
+    def _one(self) -> subprocess.Popen[bytes]:
+        self._named += 1
+        return self._spawn(
+            [self.python, self._script, *self._args],
+            TORCHFT_LIGHTHOUSE=f"http://127.0.0.1:{self._port}",
+            REPLICA=str(self._named),
+            REPLICAS=str(self._first),
+            RANK="0",
+            WORLD_SIZE="1",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(free_port()),
+        )
+
+
+class TorchftTuned(Torchft):
+    """With the heartbeat's limit at one second."""
+
+    heartbeat_ms = 1000
+
+
+def torchft_python(folder: Path, version: str) -> str:
+    """The interpreter of a venv with torchft, made if it is not there; torch is this one's."""
+    python = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        (site,) = folder.glob("lib/python*/site-packages")
+        here = next(path for path in sys.path if re.search(r"site-packages$", path))
+        (site / "torch_of_the_bench.pth").write_text(here)
+        package = f"torchft-nightly=={version}"
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", package], check=True)
+        (folder / "ready").touch()
+    return str(python)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that was started here with all that it started."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(45.0)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

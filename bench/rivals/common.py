@@ -1,0 +1,66 @@
+"""What all of them train, and how they tell of each committed step."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+PAUSE_S = 0.03  # of every step, in which the CPU is free, as with a GPU
+LARGE = 4096  # squared, times six layers: 100 million parameters
+
+
+def network(name: str) -> nn.Module:
+    """A small CNN, or a hundred million parameters."""
+    if name == "large":
+        return nn.Sequential(nn.Flatten(), *(nn.Linear(LARGE, LARGE) for _ in range(6)))
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(1152, 10),
+    )
+
+
+def samples(name: str) -> TensorDataset:
+    """Images and labels, made up."""
+    chance = torch.Generator().manual_seed(1)
+    side, classes, num = (64, LARGE, 240) if name == "large" else (28, 10, 2400)
+    x = torch.randn(num, 1, side, side, generator=chance)
+    return TensorDataset(x, torch.randint(classes, (num,), generator=chance))
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """With a state as large as the parameters."""
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+class Told:
+    """One line for every committed step: when, which, of how many workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / f"{os.getpid()}.steps").open("a", buffering=1)
+
+    def step(self, step: int, world: int) -> None:
+        """A step is committed."""
+        print(time.monotonic(), step, world, file=self._file)
+
+
+def arguments() -> argparse.Namespace:
+    """What `bench.transitions` asks for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=("cnn", "large"), required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--batch", type=int, default=60, help="of all workers")
+    parser.add_argument("--graceful", action="store_true", help="SIGTERM: a checkpoint, and out")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return args

@@ -1,0 +1,65 @@
+"""On plain DDP with checkpoints: for checkpoint-restart, and for torchrun's elastic restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from bench.rivals.common import PAUSE_S, Told, arguments, network, optimizer_of, samples
+
+EVERY = 10  # steps between checkpoints
+
+
+def main() -> None:
+    """Train from the checkpoint there is, until told to stop."""
+    args = arguments()
+    told = Told(args.out)
+    stop = torch.zeros(1)
+    if args.graceful:
+        signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))
+    torch.distributed.init_process_group("gloo")
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    net, step, path = network(args.model), 0, args.out / "checkpoint.pt"
+    optimizer = optimizer_of(net)
+    if path.exists():
+        saved: dict[str, Any] = torch.load(path, weights_only=True)
+        net.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step = saved["step"]
+    model = DistributedDataParallel(net)
+    data = samples(args.model)
+    sampler: DistributedSampler[Any] = DistributedSampler(data)
+    for x, y in cycle(DataLoader(data, batch_size=args.batch // world, sampler=sampler)):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        time.sleep(PAUSE_S)
+        loss.backward()
+        optimizer.step()
+        step += 1
+        told.step(step, world)
+        asked = stop.clone()
+        if args.graceful:
+            torch.distributed.all_reduce(asked)
+        if rank == 0 and (asked > 0 or step % EVERY == 0):
+            _save(path, {"model": net.state_dict(), "optimizer": optimizer.state_dict()}, step)
+        if asked > 0:
+            os._exit(0)  # the quickest way out
+
+
+def _save(path: Path, state: dict[str, Any], step: int) -> None:
+    part = path.with_suffix(".part")
+    torch.save({**state, "step": step}, part)
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    main()

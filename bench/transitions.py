@@ -1,0 +1,227 @@
+"""What a change of the roster costs: joins, leaves and losses, beside the other ways to do it.
+
+    python -m bench.transitions                    # all of it: about half an hour
+    python -m bench.transitions evenstep torchft   # some of: evenstep restart torchrun torchft
+
+Each way trains the same network in the same number of processes on this machine, one way after the
+other. The tables go to docs/bench.md.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from bench.jobs import (
+    BIN,
+    BOUND_S,
+    ROOT,
+    Commit,
+    Evenstep,
+    Job,
+    Restart,
+    StuckError,
+    Torchft,
+    TorchftTuned,
+    Torchrun,
+    TorchrunAgents,
+    torchft_python,
+)
+from bench.tables import markdown, write
+
+MADE_BY = "python -m bench.transitions"
+TORCHFT = "2026.10.26"
+SETTLED = {"cnn": 15, "large": 3}  # steps in one roster before the next change
+STATE_BYTES = 2 * 6 * (4096 + 1) * 4096 * 4  # of the large one: parameters and momentum
+SIZES = (3, 5)
+
+Change = str
+"""join, leave or loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one change cost: seconds in which nobody trained, and committed steps to do again."""
+
+    idle_s: float
+    lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A way to live with change, and what can be asked of it."""
+
+    name: str
+    kind: type[Job]
+    changes: tuple[Change, ...]
+    rounds: dict[str, int]
+
+
+ONCE = {"cnn": 2, "large": 1}
+WAYS = {
+    "evenstep": (
+        Way(
+            name="evenstep",
+            kind=Evenstep,
+            changes=("leave", "join", "loss", "join"),
+            rounds={"cnn": 6, "large": 3},
+        ),
+    ),
+    "restart": (
+        Way(
+            name="checkpoint-restart",
+            kind=Restart,
+            changes=("leave", "join", "loss", "join"),
+            rounds=ONCE,
+        ),
+    ),
+    "torchrun": (
+        Way(name="torchrun, one agent", kind=Torchrun, changes=("loss",), rounds=ONCE),
+        Way(
+            name="torchrun, an agent each",
+            kind=TorchrunAgents,
+            changes=("leave", "join"),
+            rounds=ONCE,
+        ),
+    ),
+    "torchft": (
+        Way(name="torchft", kind=Torchft, changes=("loss", "join", "leave", "join"), rounds=ONCE),
+        Way(
+            name="torchft, heartbeat 1 s",
+            kind=TorchftTuned,
+            changes=("loss", "join", "leave", "join"),
+            rounds=ONCE,
+        ),
+    ),
+}
+
+
+def measure(way: Way, model: str, num_workers: int) -> dict[Change, list[Cost]]:
+    """The costs of every change, several rounds of them in one job."""
+    costs: dict[Change, list[Cost]] = {change: [] for change in way.changes}
+    with tempfile.TemporaryDirectory() as folder:
+        job = way.kind(Path(folder), model, num_workers)
+        try:
+            with job:
+                begun_s = settled(job, model, 0.0)
+                for turn in range(way.rounds[model]):
+                    for change in way.changes:
+                        cost, begun_s = one(job, model, change, turn, begun_s)
+                        costs[change].append(cost)
+                        print(f"  {change}: {cost.idle_s:.3f} s idle, {cost.lost} steps lost")
+        except StuckError as e:
+            print(f"  {e}\n" + Path(folder, "log").read_text()[-1500:])
+    return costs
+
+
+def one(
+    job: Job, model: str, change: Change, turn: int, since_s: float
+) -> tuple[Cost, float]:
+    """Make one change and wait until training goes on as it should."""
+    before = [c for c in job.commits() if c.at_s >= since_s]
+    asked_s = time.monotonic()
+    if change == "loss":
+        job.lose((turn + 1) % job.world)
+    else:
+        (job.join if change == "join" else job.leave)()
+
+    def fresh(commit: Commit) -> bool:
+        if commit.at_s < asked_s:
+            return False
+        return job.after_loss(before, commit) if change == "loss" else commit.world == job.world
+
+    commits = wait(job, lambda found: any(map(fresh, found)), f"no step after a {change}")
+    first = next(filter(fresh, commits))
+    last_s = max(c.at_s for c in commits if c.at_s < first.at_s - 1e-3 and not fresh(c))
+    done = max(c.step for c in commits if c.at_s <= last_s)
+    settled_s = settled(job, model, first.at_s)
+    usual_s = usual([c for c in job.commits() if c.at_s >= first.at_s])
+    if change == "loss":
+        idle_s = first.at_s - max(asked_s, last_s) - usual_s  # the step that is done again
+    else:
+        idle_s = first.at_s - last_s - usual_s
+    return Cost(max(0.0, idle_s), max(0, done + 1 - first.step)), settled_s
+
+
+def usual(commits: Sequence[Commit]) -> float:
+    """The usual step of the process that took most of them."""
+    by_pid: dict[int, list[float]] = {}
+    for commit in commits:
+        by_pid.setdefault(commit.pid, []).append(commit.at_s)
+    longest = max(by_pid.values(), key=len)
+    return median(b - a for a, b in zip(longest, longest[1:], strict=False))
+
+
+def settled(job: Job, model: str, since_s: float) -> float:
+    """Wait until the whole roster has taken some steps together; when that was."""
+
+    def trained(commits: Sequence[Commit]) -> bool:
+        steps = [c.step for c in commits if c.at_s >= since_s and c.world == job.world]
+        return len(set(steps)) > SETTLED[model]
+
+    wait(job, trained, f"{job.world} workers do not train")
+    return since_s
+
+
+def wait(job: Job, holds: Callable[[list[Commit]], bool], why: str) -> list[Commit]:
+    """The commits, once something holds of them."""
+    until_s = time.monotonic() + BOUND_S
+    while time.monotonic() < until_s:
+        if holds(commits := job.commits()):
+            return commits
+        time.sleep(0.05)
+    raise StuckError(f"{why} within {BOUND_S:g} s")
+
+
+def broadcast_bytes_per_s() -> float:
+    """What Gloo's own broadcast does between two processes, alone on the machine."""
+    script = str(ROOT / "bench" / "rivals" / "broadcast.py")
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", script]
+    return float(subprocess.run(command, capture_output=True, check=True, timeout=BOUND_S).stdout)
+
+
+def told(costs: Sequence[Cost]) -> str:
+    """Median and worst of the idle seconds, and steps lost if there were any."""
+    if not costs:
+        return "-"
+    idle_s = [cost.idle_s for cost in costs]
+    text = f"{median(idle_s):.2f}" if len(idle_s) == 1 else f"{median(idle_s):.2f} ({max(idle_s):.2f})"
+    lost = max(cost.lost for cost in costs)
+    return f"{text}, {lost} steps lost" if lost else text
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    names = sys.argv[1:] or list(WAYS)
+    if unknown := set(names) - WAYS.keys():
+        raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(WAYS)}")
+    if "torchft" in names:
+        Torchft.python = torchft_python(ROOT / ".bench" / "torchft", TORCHFT)
+    raw = broadcast_bytes_per_s()
+    print(f"raw broadcast {raw / 1e6:.0f} MB/s")
+    for model in ("cnn", "large"):
+        rows = []
+        for name in names:
+            for way in WAYS[name]:
+                row = [way.name]
+                for size in SIZES:
+                    print(f"{way.name}, {model}, {size} workers")
+                    costs = measure(way, model, size)
+                    row += [told(costs.get(change, [])) for change in ("join", "leave", "loss")]
+                rows.append(row)
+        header = ["idle seconds", *(f"{c}, {n}" for n in SIZES for c in ("join", "leave", "loss"))]
+        table = markdown(header, rows)
+        print(table)
+        write("bench.md", f"transitions of {model}", table, made_by=MADE_BY)
+    state = f"State of the large one: {STATE_BYTES / 1e6:.0f} MB; raw broadcast between two processes: "
+    write("bench.md", "broadcast", f"{state}{raw / 1e6:.0f} MB/s", made_by=MADE_BY)
+
+
+if __name__ == "__main__":
+    main()
