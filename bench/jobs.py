@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from evenstep.coordinate.ask import ask
 from evenstep.coordinate.run import RunFolder
@@ -42,14 +42,14 @@ class Job(ABC):
     script: str
     python = sys.executable
 
-    def __init__(self, folder: Path, model: str, num_workers: int) -> None:
+    def __init__(self, folder: Path, args: Sequence[str], num_workers: int) -> None:
         self.folder, self.world = folder, num_workers
-        self._args = ["--model", model, "--out", str(folder)]
+        self._args = [*args, "--out", str(folder)]
         self._log = (folder / "log").open("a")
         self._stack = ExitStack()
         self._read: dict[Path, tuple[int, list[Commit]]] = {}
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -100,7 +100,7 @@ class Job(ABC):
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._stack.callback(_end, process)
+        self._stack.callback(end_process, process)
         return process
 
     @property
@@ -112,16 +112,28 @@ class Evenstep(Job):
     """`evenstep run`, `scale` and `drain`; the workers are its own."""
 
     script = "with_evenstep.py"
+    options: Sequence[str] = ()
+    most = 0
 
     def start(self) -> None:
-        options = ["--workers", f"{self.world}:{self.world + 1}", "--min", "1", "--restarts", "0"]
+        workers = f"{self.world}:{self.most or self.world + 1}"
+        options = ["--workers", workers, "--min", "1", "--restarts", "0", *self.options]
         where = ["--run", str(self.folder / "run")]
         self._stack.callback(self._end_workers)
         self._spawn([BIN / "evenstep", "run", *options, *where, self._script, *self._args])
 
     def join(self) -> None:
-        self._ask("scale", num_workers=self.world + 1)
-        self.world += 1
+        self.scale(self.world + 1)
+
+    def scale(self, num_workers: int) -> None:
+        """Order so many workers."""
+        self._ask("scale", num_workers=num_workers)
+        self.world = num_workers
+
+    @property
+    def journal(self) -> Path:
+        """Of the run."""
+        return self.folder / "run" / "journal.jsonl"
 
     def leave(self) -> None:
         self._ask("drain", worker=self._roster()[-1]["worker"])
@@ -222,7 +234,8 @@ class Torchrun(Job):
         return self._agent("--nnodes", f"1:{self._most}", "--nproc-per-node", "1", *where, *conf)
 
     def _agent(self, *options: str) -> subprocess.Popen[bytes]:
-        command = [BIN / "torchrun", "--max-restarts", "100", *options, self._script, *self._args]
+        command = [str(BIN / "torchrun"), "--max-restarts", "100", *options]
+        command += [self._script, *self._args]
         return self._spawn(command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
@@ -300,7 +313,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
     """End a process that was started here with all that it started."""
     if process.poll() is None:
         process.terminate()

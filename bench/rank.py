@@ -59,7 +59,7 @@ def plain(work: Workload, args: argparse.Namespace, device: Device) -> Steps:
     shares = tuple(map(int, args.shares.split(",")))
     model = DistributedDataParallel(work.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=work.lr)
-    sampler = ShareSampler(Order(length=len(work.data), batch=sum(shares)), lambda _: shares, rank)
+    sampler = ShareSampler(Order(length=len(work.data)), lambda _: shares, rank)
     loader = DataLoader(work.data, batch_sampler=sampler)
     factor = shares[rank] * world / sum(shares)
     while True:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -106,7 +107,7 @@ def measure(way: Way, model: str, num_workers: int) -> dict[Change, list[Cost]]:
     """The costs of every change, several rounds of them in one job."""
     costs: dict[Change, list[Cost]] = {change: [] for change in way.changes}
     with tempfile.TemporaryDirectory() as folder:
-        job = way.kind(Path(folder), model, num_workers)
+        job = way.kind(Path(folder), ["--model", model], num_workers)
         try:
             with job:
                 begun_s = settled(job, model, 0.0)
@@ -120,9 +121,7 @@ def measure(way: Way, model: str, num_workers: int) -> dict[Change, list[Cost]]:
     return costs
 
 
-def one(
-    job: Job, model: str, change: Change, turn: int, since_s: float
-) -> tuple[Cost, float]:
+def one(job: Job, model: str, change: Change, turn: int, since_s: float) -> tuple[Cost, float]:
     """Make one change and wait until training goes on as it should."""
     before = [c for c in job.commits() if c.at_s >= since_s]
     asked_s = time.monotonic()
@@ -155,7 +154,7 @@ def usual(commits: Sequence[Commit]) -> float:
     for commit in commits:
         by_pid.setdefault(commit.pid, []).append(commit.at_s)
     longest = max(by_pid.values(), key=len)
-    return median(b - a for a, b in zip(longest, longest[1:], strict=False))
+    return median(b - a for a, b in pairwise(longest))
 
 
 def settled(job: Job, model: str, since_s: float) -> float:
@@ -191,7 +190,9 @@ def told(costs: Sequence[Cost]) -> str:
     if not costs:
         return "-"
     idle_s = [cost.idle_s for cost in costs]
-    text = f"{median(idle_s):.2f}" if len(idle_s) == 1 else f"{median(idle_s):.2f} ({max(idle_s):.2f})"
+    text = (
+        f"{median(idle_s):.2f}" if len(idle_s) == 1 else f"{median(idle_s):.2f} ({max(idle_s):.2f})"
+    )
     lost = max(cost.lost for cost in costs)
     return f"{text}, {lost} steps lost" if lost else text
 
@@ -219,7 +220,9 @@ def main() -> None:
         table = markdown(header, rows)
         print(table)
         write("bench.md", f"transitions of {model}", table, made_by=MADE_BY)
-    state = f"State of the large one: {STATE_BYTES / 1e6:.0f} MB; raw broadcast between two processes: "
+    state = (
+        f"State of the large one: {STATE_BYTES / 1e6:.0f} MB; raw broadcast between two processes: "
+    )
     write("bench.md", "broadcast", f"{state}{raw / 1e6:.0f} MB/s", made_by=MADE_BY)
 
 

@@ -37,6 +37,7 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     limit: int = 0
     min_share: int = 0  # 0: a worker that only slows the step down may get nothing
     lr_rule: str = "linear"  # what a changed batch does to the learning rate
+    lr_warmup_steps: int = 0  # in which the learning rate follows a batch that has grown
 
     def __post_init__(self) -> None:
         if (self.size > 0) == (self.per_worker > 0):
@@ -50,6 +51,8 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("size", "per_worker", "limit"):
             if getattr(self, name) > MOST_SAMPLES:
                 raise ConfigError(name, f"must be at most {MOST_SAMPLES}: {getattr(self, name)}")
+        if self.lr_warmup_steps < 0:
+            raise ConfigError("lr_warmup_steps", f"must not be negative: {self.lr_warmup_steps}")
         most = self.size or self.per_worker
         if not 0 <= self.min_share <= most:
             raise ConfigError("min_share", f"must lie between 0 and {most}, got {self.min_share}")

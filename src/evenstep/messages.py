@@ -88,10 +88,11 @@ class Ready(Message, frozen=True, kw_only=True):
     kind: str
     cores: float
     cap: int | None = None
-    batch: int
+    batch: int  # global; 0: it grows, `per_worker` for each up to `limit`
+    per_worker: int = 0
+    limit: int = 0
     length: int  # of the dataset
     prefetched: int
-    min_share: int = 1
     settings: dict[str, Any] = {}  # the script's own, of the config tree
     model: str  # a digest of names, shapes and dtypes
     address: str  # of the store that this worker hosts, for generations it leads
@@ -112,6 +113,7 @@ class Stepped(Message, frozen=True, kw_only=True):
     step: int
     seconds: float
     reports: tuple[StepReport, ...]
+    grad_squared_norm: float = 0.0  # of the whole step's gradient; 0: not measured
 
 
 class Stuck(Message, frozen=True, kw_only=True):
@@ -155,13 +157,18 @@ class Generation(Message, frozen=True, kw_only=True):
     """A new generation. `planned`: at the end of the step in which the leader passes it on, with
     the old one training on until then. Otherwise at once: the step at hand is void.
 
-    A worker that is not in the roster leaves. An empty roster ends the run.
+    A worker that is not in the roster leaves, or waits if it is one of the spares. An empty roster
+    ends the run.
     """
 
     number: int
     roster: tuple[WorkerId, ...]  # by rank
     shares: tuple[int, ...]  # by rank
+    lr_factor: float = 1.0
+    lr_warmup_steps: int = 0  # in which the learning rate gets there
+    measures: bool = False  # squared norms of gradients are wanted
     planned: bool
+    spares: tuple[WorkerId, ...] = ()
     address: str = ""  # of the leader's store
     port: int = 0
     reason: str

@@ -173,8 +173,15 @@ class StepDone(Event, frozen=True, kw_only=True):
     reports: tuple[StepReport, ...]
     forecasts: tuple[float | None, ...] | None = None
     grad_squared_norm: float = 0.0  # of the reduced gradient; 0: not measured
+    # Steps of this generation before it, in which there was nothing to decide on: they count.
+    quiet_steps: int = 0
+    quiet_s: float = 0.0
+    quiet_samples: int = 0
 
     def __post_init__(self) -> None:
+        if self.quiet_steps < 0 or self.quiet_samples < 0 or not 0 <= self.quiet_s < inf:
+            told = f"{self.quiet_steps} of {self.quiet_samples} samples in {self.quiet_s} s"
+            raise InvalidInputError(f"step {self.step}: quiet steps", f"cannot be: {told}")
         if not 0 < self.seconds < inf:
             raise InvalidInputError(
                 f"step {self.step}: seconds", f"must be above 0: {self.seconds}"
@@ -229,6 +236,7 @@ class Drain(Action, frozen=True, kw_only=True):
     """Ask a worker to leave at a step's end."""
 
     worker: WorkerId
+    may_stay: bool = False  # as a warm spare: there is nothing wrong with it
 
 
 class Pause(Action, frozen=True, kw_only=True):

@@ -42,6 +42,7 @@ def ready(**changes: Any) -> Ready:
         "model": "a model",
         "address": "127.0.0.1",
         "port": 4000,
+        "settings": {"batch": {"min_share": 1}},
     }
     return Ready(**{**facts, **changes})
 

@@ -536,3 +536,87 @@ def test_done_of_one_who_never_trained_is_no_end(make: Make) -> None:
     world.say(stranger, Done(step=3))
     assert world.coordinator.ending is None
     assert status(world)["state"] == "training"
+
+
+# Spares.
+
+
+def test_one_who_is_scaled_away_stays_ready_and_comes_back(make: Make) -> None:
+    world = make(spares=1)
+    launched(world, 3)
+    ask(world, "scale", num_workers=2)
+    world.settle(8)
+    told = world.announced[-1]
+    assert (told.roster, told.spares) == (("w0", "w1"), ("w2",))
+    assert [w["state"] for w in status(world)["workers"]] == ["training", "training", "spare"]
+    ask(world, "scale", num_workers=3)
+    world.settle(8)
+    assert world.announced[-1].roster == ("w0", "w1", "w2")
+    assert world.starting == []
+    assert all(w["state"] == "training" for w in status(world)["workers"])
+
+
+def test_there_are_no_more_spares_than_asked_for(make: Make) -> None:
+    world = make(spares=1)
+    launched(world, 4)
+    ask(world, "scale", num_workers=1)
+    world.settle(8)
+    assert [w["state"] for w in status(world)["workers"]].count("spare") == 1
+    assert sum(bool(heard(w, Goodbye)) for w in world.workers.values()) == 2
+
+
+def test_one_who_is_drained_by_name_does_not_stay(make: Make) -> None:
+    world = make(spares=1)
+    launched(world, 3)
+    ask(world, "drain", worker="w1")
+    world.settle(8)
+    assert world.announced[-1].spares == ()
+    assert not world.workers["w1"].connected
+
+
+def test_a_spare_takes_the_place_of_one_who_dies(make: Make) -> None:
+    world = make(spares=1)
+    launched(world, 3)
+    ask(world, "scale", num_workers=2)
+    world.settle(8)
+    world.die(world.workers["w1"])
+    world.settle(8)
+    assert world.announced[-1].roster == ("w0", "w2")
+    assert world.coordinator.crew.restarts_left == Terms().restarts - 1
+
+
+def test_a_spare_that_dies_is_missed_by_nobody(make: Make) -> None:
+    world = make(spares=1)
+    launched(world, 3)
+    ask(world, "scale", num_workers=2)
+    world.settle(8)
+    before = len(world.announced)
+    world.die(world.workers["w2"])
+    world.settle(8)
+    assert (len(world.announced), world.coordinator.crew.restarts_left) == (before, 3)
+
+
+def test_spares_go_with_the_run(make: Make) -> None:
+    world = make(spares=1)
+    a, b, spare = launched(world, 3)
+    ask(world, "scale", num_workers=2)
+    world.settle(8)
+    world.finish(a)
+    world.finish(b)
+    world.settle(8)
+    assert ending(world).ok
+    assert heard(spare, Goodbye)
+
+
+def test_a_worker_that_does_not_come_up_in_time_is_given_up(make: Make) -> None:
+    world = make(start_s=30.0, restarts=0)
+    launched(world, 2)
+    ask(world, "scale", num_workers=3)
+    (late,) = world.starting
+    world.starting.clear()  # it hangs
+    for _ in range(70):
+        world.beat()
+    assert world.stopped == [late]
+    world.coordinator.ended(world.now_s, late, -9)
+    assert any(isinstance(e, LaunchFailed) for e in events(world))
+    assert status(world)["state"] == "training"

@@ -201,8 +201,8 @@ def test_settings_of_the_script_go_before_defaults_and_after_the_command_line(
     tmp_path: Path,
 ) -> None:
     terms = Terms(sets=("workers.min=2",))
-    own = {"policy": "uniform", "workers": {"min": 1, "max": 7}}
-    with hosted(tmp_path / "run", terms) as run, run.worker(min_share=3, settings=own):
+    own = {"policy": "uniform", "workers": {"min": 1, "max": 7}, "batch": {"min_share": 3}}
+    with hosted(tmp_path / "run", terms) as run, run.worker(settings=own):
         settings = run.ask("status")["settings"]
     assert settings["policy"]["name"] == "uniform"
     assert settings["workers"] == {"min": 2, "max": 7}

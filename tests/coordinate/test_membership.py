@@ -26,11 +26,17 @@ some = st.integers(0, 10)
 class Membership(RuleBasedStateMachine):
     """A model cluster to which anything may happen at any time."""
 
-    @initialize(num=st.integers(0, 3), joined=st.integers(0, 3), settled=st.booleans())
-    def begin(self, num: int, joined: int, settled: bool) -> None:
+    @initialize(
+        num=st.integers(0, 3),
+        joined=st.integers(0, 3),
+        spares=st.integers(0, 2),
+        settled=st.booleans(),
+    )
+    def begin(self, num: int, joined: int, spares: int, settled: bool) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.world = World(
-            self.folder, Terms(gather_s=5.0, lease_s=60.0, restarts=3, sets=("policy=uniform",))
+            self.folder,
+            Terms(gather_s=5.0, lease_s=60.0, restarts=3, spares=spares, sets=("policy=uniform",)),
         )
         self.checked = 0
         self.rosters: dict[int, tuple[str, ...]] = {}

@@ -47,6 +47,7 @@ class SimWorker:
     said_ready: bool = False
     generation: int = 0
     begun: bool = False
+    rests: bool = False  # out of the roster, ready to come back
     lost: bool = False  # its group is gone: it waits for a generation that holds at once
     done: bool = False
     goodbye: bool = False
@@ -181,7 +182,7 @@ class World:
             if worker.frozen or not worker.connected:
                 continue
             if worker.goodbye and (worker.lost or worker.done or not worker.begun):
-                self.end(worker, 0 if worker.done else 75)
+                self.end(worker, 0 if worker.done or worker.rests else 75)
             elif not worker.done and (number := worker.target):
                 self._go(worker, number)
         for number in sorted({w.generation for w in self.workers.values() if w.connected}):
@@ -220,7 +221,7 @@ class World:
         """Whoever misses a peer of its generation says so, and waits for the next."""
         for worker in self.workers.values():
             number = worker.generation
-            if not worker.trains or not number:
+            if not worker.trains or worker.rests or not number:
                 continue
             missing = [w for w in self._roster(number) if not self._is_in(w, number)]
             if missing:
@@ -233,7 +234,7 @@ class World:
         self.now_s += 0.5
         for worker in self.workers.values():
             if not worker.frozen:
-                waits = worker.lost or any(
+                waits = (worker.lost or worker.rests) or any(
                     not self._is_in(w, worker.generation) for w in self._roster(worker.generation)
                 )
                 alive = Alive(generation=worker.generation, step=self.step, waiting=waits)
@@ -301,8 +302,10 @@ class World:
 
     def _go(self, worker: SimWorker, number: int) -> None:
         told = worker.told[number]
-        worker.generation, worker.lost = number, False
-        if worker.id not in told.roster:
+        worker.generation, worker.lost, worker.rests = number, False, False
+        if worker.id in told.spares:
+            worker.begun, worker.rests = False, True
+        elif worker.id not in told.roster:
             self.end(worker, 0 if told.planned else 75)
 
     def _roster(self, number: int) -> tuple[WorkerId, ...]:

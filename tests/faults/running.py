@@ -38,14 +38,17 @@ class Running:
         options: Sequence[str] = (),
         args: Sequence[str] = (),
         faults: Sequence[Fault] = (),
+        bound_s: float = BOUND_S,
+        script: Path = SCRIPT,
     ) -> None:
+        self._bound_s = bound_s
         self.folder, self.out = folder / "run", folder / "out"
         self.out.mkdir(exist_ok=True)
         where = ["--resume" if self.folder.exists() else "--run", str(self.folder)]
         self._log = (folder / "log").open("a+")
-        script = [str(SCRIPT), "--out", str(self.out), *args]
+        command = [str(script), "--out", str(self.out), *args]
         self.process = subprocess.Popen(
-            [EVENSTEP, "run", "--workers", workers, *where, *options, *script],
+            [EVENSTEP, "run", "--workers", workers, *where, *options, *command],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "FAULTS": json.dumps(faults), "OMP_NUM_THREADS": "1"},
@@ -80,7 +83,7 @@ class Running:
     def until_gone(self, pid: int) -> None:
         """Wait for a process that is not ours to reap."""
         with suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).wait(BOUND_S)
+            psutil.Process(pid).wait(self._bound_s)
 
     def ask(self, what: str, **more: Any) -> dict[str, Any]:
         """What the coordinator answers."""
@@ -97,7 +100,7 @@ class Running:
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Wait for the status to be as it should, or for the bound."""
-        until_s = time.monotonic() + BOUND_S
+        until_s = time.monotonic() + self._bound_s
         while time.monotonic() < until_s:
             status = self.status()
             if status and holds(status):
@@ -105,7 +108,7 @@ class Running:
             if self.process.poll() is not None:
                 raise AssertionError(f"the run ended with {self.process.returncode}")
             time.sleep(0.02)
-        raise AssertionError(f"not within {BOUND_S} s: {self.status()}")
+        raise AssertionError(f"not within {self._bound_s} s: {self.status()}")
 
     def until_step(self, step: int) -> dict[str, Any]:
         """Wait until a step was taken."""
@@ -131,7 +134,7 @@ class Running:
 
     def finish(self) -> int:
         """Wait for the run to end; its exit code."""
-        return self.process.wait(BOUND_S)
+        return self.process.wait(self._bound_s)
 
     def said(self) -> str:
         """All that was printed."""

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import evenstep
+from evenstep.emulate import DeviceCurve
 from evenstep.train import checkpoint, elastic, reduce
 
 NAME = os.environ.get("EVENSTEP_WORKER", "alone")
@@ -93,6 +94,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of every step")
+    parser.add_argument("--per-worker", type=int, default=0, help="a batch that grows, to --limit")
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--per-sample", type=float, default=0.0, help="seconds of an own device")
+    parser.add_argument("--floor", type=float, default=0.0, help="the least that it takes")
+    parser.add_argument("--slow", default="", help="a worker whose device is three times as slow")
+    parser.add_argument("--slow-from", type=int, default=0, help="step")
     parser.add_argument("--sum", action="store_true", help="a sum over the workers in every step")
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
@@ -107,21 +114,29 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.01 * step))
     faults = Faults(args.out)
+    steps: list[tuple[int, int]] = []  # that this worker has taken, and their global batch
     plant(faults, model)
     with evenstep.join() as session:
         faults.session = session
         model, optimizer, scheduler = session.prepare(
             model, optimizer, scheduler, sync_batchnorm=True
         )
+        grows = {"per_worker": args.per_worker, "limit": args.limit}
         loader = session.loader(
-            Numbers(args.samples), batch=args.batch, num_workers=args.loader_workers
+            Numbers(args.samples),
+            **(grows if args.per_worker else {"batch": args.batch}),
+            num_workers=args.loader_workers,
         )
+        device = DeviceCurve(per_sample_s=args.per_sample, floor_s=args.floor)
         for epoch in session.epochs(args.epochs):
             for x, y in loader:
                 faults.at("forward")
+                begun_s, batch = time.monotonic(), session.batch
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(model(x), y)
                 time.sleep(args.pause)
+                slow = args.slow == NAME and session.step >= args.slow_from
+                device.slowed(3.0 if slow else 1.0).run(session.counted, begun_s)
                 faults.at("backward")
                 loss.backward()
                 faults.at("reduced")
@@ -131,6 +146,8 @@ def main() -> None:
                 optimizer.step()
                 faults.at("stepped")
                 scheduler.step()
+                if not session.void:
+                    steps.append((session.step, batch))
             faults.at("epoch")
             there = session.sum(1.0)
             logging.info("epoch %d, step %d: %g here", epoch, session.step, there)
@@ -139,6 +156,8 @@ def main() -> None:
                 "model": model.state_dict(),
                 "lr": optimizer.param_groups[0]["lr"],
                 "step": session.step,
+                "steps": steps,
+                "samples": session.samples,
             },
             args.out / f"{NAME}.pt",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import math
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from evenstep.config import Settings
 from evenstep.coordinate.ask import EVERYWHERE
@@ -51,6 +53,25 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     help="Workers started in place of lost ones, in all.",
 )
 @click.option("--policy", help="How the batch is shared.")
+@click.option(
+    "--scale",
+    metavar="NAME[:KEY=VALUE]",
+    help="Search for the best number of workers: efficiency, utility:linear=Y0,X0 or your own.",
+)
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="[KIND=]PRICE",
+    help="Of a worker-hour, for all kinds or for one.",
+)
+@click.option(
+    "--spares",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Workers scaled away that stay ready, to come back without start-up.",
+)
 @click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a setting.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="0: any that is free.")
@@ -82,6 +103,8 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
     told = ([f"policy={options['policy']}"] if options["policy"] else []) + (
         [f"workers.min={options['least']}"] if options["least"] else []
     )
+    if options["scale"]:
+        told.append(_scaling(options["scale"], few, many))
     sets = _checked((*told, *options["sets"]), resumed=old is not None and old.journal.exists())
     tls = _tls(options["tls_cert"], options["tls_key"])
     folder = old or RunFolder.make(options["folder"] or _new(script))
@@ -97,6 +120,8 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
             least=few if many else 1,
             most=many or MOST_WORKERS,
             restarts=options["restarts"],
+            spares=options["spares"],
+            prices=_prices(options["prices"]),
         )
         logging.basicConfig(level=logging.INFO, format="evenstep: %(message)s", stream=sys.stderr)
         run = Run(folder, terms, few, [str(script), *args])
@@ -229,11 +254,42 @@ def _numbers(text: str) -> tuple[int, int]:
     return int(few), int(many or 0)
 
 
+def _scaling(text: str, few: int, many: int) -> str:
+    """The heuristic and its options, as a setting."""
+    if few == many:
+        raise ConfigError("--scale", f"needs room to move: --workers {few}:{few + 4}, say")
+    name, _, more = text.partition(":")
+    choice: dict[str, Any] = {"name": name}
+    if more:
+        key, equals, value = more.partition("=")
+        if not equals:
+            raise ConfigError("--scale", f"expected as efficiency:threshold=0.1, got {text!r}")
+        try:
+            choice[key] = float(value)
+        except ValueError:
+            choice[key] = value
+    return f"scaling.heuristic={msgspec.json.encode(choice).decode()}"
+
+
+def _prices(texts: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
+    prices: dict[str, float] = {}
+    for text in texts:
+        kind, _, number = text.rpartition("=")
+        try:
+            prices[kind] = float(number)
+        except ValueError:
+            raise ConfigError("--price", f"expected as 0.9 or KIND=0.9, got {text!r}") from None
+        if not 0 <= prices[kind] < math.inf:
+            raise ConfigError("--price", f"must not be negative: {number}")
+    return tuple(prices.items())
+
+
 def _checked(sets: tuple[str, ...], *, resumed: bool) -> tuple[str, ...]:
     """What the command line puts over the script's settings, checked before anything starts."""
     if sets and resumed:
         raise ConfigError(sets[0].partition("=")[0], "stays as the run's journal has it")
-    plain = override({"batch": {"size": MOST_SAMPLES}}, sets)
+    # The script's own are not known yet: its batch, and how long the job is.
+    plain = override({"batch": {"size": MOST_SAMPLES}, "samples": 1}, sets)
     settings = build(Settings, plain, source="--set")
     if settings.batch.size != MOST_SAMPLES:
         raise ConfigError("batch.size", "is the script's own: set it there", "--set")

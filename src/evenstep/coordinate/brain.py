@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from evenstep.config import Settings
 from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
@@ -22,7 +24,7 @@ log = logging.getLogger("evenstep")
 Timer = Callable[[], float]
 """Seconds that this thread has computed for."""
 
-ALIKE = ("batch", "length", "prefetched", "model")
+ALIKE = ("batch", "per_worker", "limit", "length", "prefetched", "model")
 """What all workers of a run must agree on."""
 
 
@@ -33,6 +35,7 @@ class Brain:
         self._engine, self._facts, self._timer = engine, facts, timer
         self._pace = Pace()
         self._balances = True
+        self._quiet = Quiet()
 
     @classmethod
     def begin(
@@ -100,11 +103,17 @@ class Brain:
 
     def step(self, at_s: float, done: StepDone) -> tuple[AnyAction, ...]:
         """Decide on a step if it is worth it. A mistake here ends balancing, not training."""
-        wanted = self._pace.wants(at_s, [r.compute_s for r in done.reports])
-        if not (self._balances and wanted):
+        quiet = self._quiet
+        if quiet.generation != done.generation:
+            quiet = Quiet(done.generation, samples=quiet.samples)
+        if not self._balances:
             return ()
+        if not self._pace.wants(at_s, [r.compute_s for r in done.reports]):
+            self._quiet = quiet.after(done)
+            return ()
+        self._quiet = Quiet()
         try:
-            return self.handle(at_s, done)
+            return self.handle(at_s, quiet.told_with(done))
         except Exception:
             log.exception("the balancer has stopped, shares stay")
             self._balances = False
@@ -115,6 +124,30 @@ class Brain:
         if self._engine.journal is not None:
             self._engine.journal.close()
         self._engine.journal = None
+
+
+class Quiet(NamedTuple):
+    """Steps that were not worth a decision: they are told with the next one that is."""
+
+    generation: int = 0
+    num_steps: int = 0
+    seconds: float = 0.0
+    samples: int = 0
+
+    def after(self, done: StepDone) -> Quiet:
+        """One more."""
+        return Quiet(
+            done.generation,
+            self.num_steps + 1,
+            self.seconds + done.seconds,
+            self.samples + sum(r.samples for r in done.reports),
+        )
+
+    def told_with(self, done: StepDone) -> StepDone:
+        """The step, with these before it."""
+        return msgspec.structs.replace(
+            done, quiet_steps=self.num_steps, quiet_s=self.seconds, quiet_samples=self.samples
+        )
 
 
 class Restored(NamedTuple):
@@ -128,8 +161,11 @@ class Restored(NamedTuple):
 
 def settings_of(ready: Ready, sets: Sequence[str]) -> Settings:
     """Defaults, under the script's own settings, under the command line's."""
-    batch = {"size": ready.batch, "min_share": ready.min_share}
-    settings = build(Settings, override({"batch": batch, **ready.settings}, sets))
-    if settings.batch.size != ready.batch:
-        raise ConfigError("batch.size", f"is the script's own, {ready.batch}: set it there")
+    own = {"size": ready.batch, "per_worker": ready.per_worker, "limit": ready.limit}
+    told = ready.settings.get("batch", {})
+    batch = {**own, **told} if isinstance(told, dict) else told
+    settings = build(Settings, override({**ready.settings, "batch": batch}, sets))
+    for name, value in own.items():
+        if getattr(settings.batch, name) != value:
+            raise ConfigError(f"batch.{name}", f"is the script's own, {value}: set it there")
     return settings

@@ -64,6 +64,7 @@ class Changes:
         self._away: set[WorkerId] = set()
         self._missing: dict[WorkerId, str] = {}
         self._last_loss = "none came"
+        self._step = -1  # the last one taken
 
     # Planned, and not.
 
@@ -132,7 +133,7 @@ class Changes:
             self._lose(now_s, {member.id: why})
             return
         del self._members[member.id]
-        if member.trains or member.state in (State.LEFT, State.DONE):
+        if member.trains or member.state in (State.LEFT, State.DONE, State.SPARE):
             self.crew.in_order.add(member.id)
         if member.state is State.LEFT and self._in_running(member.id):
             # It may have gone at the very step's end at which it was to go.
@@ -214,26 +215,32 @@ class Changes:
                         self._tell_leader(self._running, action)
                 case Pause(reason=reason):
                     self._pause(reason)
-                case Launch(reason=reason):
-                    self._launch(now_s, self._num_missing(), reason)
-                case Drain(worker=worker, reason=reason):
+                case Launch(kind=kind, reason=reason):
+                    self._launch(now_s, self._num_missing(), reason, kind)
+                case Drain(worker=worker, reason=reason, may_stay=may_stay):
                     if member := self._members.get(worker):
+                        member.may_stay = may_stay
                         self._let_go(member, reason)
                 case Stay():
                     pass
                 case _:
                     assert_never(action)
-        if any(isinstance(action, Drain) for action in actions):
+        if any(isinstance(action, Drain | Launch) for action in actions):
             self._advance(now_s)
 
     def _generation(self, regroup: Regroup, plan: Plan, *, planned: bool) -> Generation:
-        store = self._stores[regroup.roster[0]]
+        assert self._brain is not None
+        store, batch = self._stores[regroup.roster[0]], self._brain.cluster.settings.batch
         return Generation(
             number=regroup.generation,
             roster=regroup.roster,
             shares=tuple(plan.shares[w] for w in regroup.roster),
+            lr_factor=plan.lr_factor,
+            lr_warmup_steps=batch.lr_warmup_steps,
+            measures=batch.per_worker > 0 and batch.lr_rule == "adascale",
             # Where nobody trains, nobody can pass it on. The very first all begin as they get it.
             planned=planned and (self._running is not None or regroup.generation == 1),
+            spares=self._spares(),
             address=store.address,
             port=store.port,
             reason=regroup.reason,
@@ -269,7 +276,11 @@ class Changes:
             member.freed()
             member.begun |= self._in_running(member.id)
             if member.state is State.LEFT:
-                self._dismiss(member, member.leaves_because)
+                if self._running and member.id in self._running.spares:
+                    log.info("%s stays as a spare", member.id)
+                    member.state, member.begun, member.may_stay = State.SPARE, False, False
+                else:
+                    self._dismiss(member, member.leaves_because)
         self._advance(now_s)
 
     def _pause(self, reason: str) -> None:
@@ -363,8 +374,15 @@ class Changes:
 
     # Workers on their way.
 
-    def _launch(self, now_s: float, num_workers: int, reason: str) -> None:
-        failures = self.crew.launch(num_workers, reason)
+    def _launch(self, now_s: float, num_workers: int, reason: str, kind: str = "") -> None:
+        """Call spares back, and start processes for the rest."""
+        spares = [m for m in self._members.values() if m.state is State.SPARE]
+        fitting = [m for m in spares if m.worker and kind in ("", m.worker.kind)]
+        for member in fitting[: max(0, num_workers)]:
+            log.info("%s comes back: %s", member.id, reason)
+            member.state = State.READY
+            num_workers -= 1
+        failures = self.crew.launch(num_workers, reason, kind, now_s)
         if failures:
             self._last_loss = f"a worker could not be started: {failures[0]}"
             self._reconcile(now_s, failures[0])
@@ -383,7 +401,17 @@ class Changes:
     def _on_the_way(self) -> set[WorkerId]:
         """Launched workers that are to join, and have not."""
         crew = self.crew
-        return crew.running - (crew.in_order | crew.evicted | crew.refused.keys() | self._used)
+        back = {m.id for m in self._members.values() if m.state is State.READY}
+        return back | (
+            crew.running - (crew.in_order | crew.evicted | crew.refused.keys() | self._used)
+        )
+
+    def _spares(self) -> tuple[WorkerId, ...]:
+        """Who leaves with the generation that is made now, and stays ready."""
+        members = self._members.values()
+        room = self.terms.spares - sum(m.state is State.SPARE for m in members)
+        leaving = [m.id for m in members if m.state is State.LEFT and m.may_stay]
+        return tuple(leaving[: max(0, room)])
 
     # Small questions.
 

@@ -7,24 +7,19 @@ time it is.
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from itertools import count
 from statistics import median
-from typing import Any, assert_never
+from typing import assert_never
 
-import msgspec
-
-from evenstep.coordinate.brain import Brain, Restored, Timer
-from evenstep.coordinate.changes import Changes
+from evenstep.coordinate.brain import Brain, Timer
 from evenstep.coordinate.crew import AGAIN, Exit, Meaning, told_of
 from evenstep.coordinate.member import Ending, Member, Outside, State, Store, Terms
-from evenstep.coordinate.overview import row, samples_per_s
+from evenstep.coordinate.operators import Operators
 from evenstep.coordinate.watch import PATIENCE_STEPS, deadlocked, overdue
-from evenstep.errors import EvenstepError, InvalidInputError
+from evenstep.errors import EvenstepError
 from evenstep.messages import (
     Alive,
-    Answer,
     Ask,
     Began,
     Done,
@@ -43,24 +38,19 @@ from evenstep.messages import (
 )
 from evenstep.ports import Launcher
 from evenstep.types import (
-    DrainAsked,
-    Regroup,
-    SizeAsked,
     StepDone,
     Worker,
     WorkerId,
-    listed,
 )
 
 log = logging.getLogger("evenstep")
 
-RECENT_STEPS = 20
 LAST_WORDS_S = 1.0  # between a process's end and the end of its connection
 MEETINGS = 3  # of a roster that cannot take a step, before it changes
 OWN_LAG_S = 2.0  # after which it was us who did not listen
 
 
-class Coordinator(Changes):
+class Coordinator(Operators):
     """The membership of one run. Times are in seconds of the run's own clock."""
 
     def __init__(
@@ -75,14 +65,8 @@ class Coordinator(Changes):
         super().__init__(terms, outside, launcher)
         self._timer = timer
         self._names = (f"w{n}" for n in count(names_from))
-        # After a restart: who is back in an older generation, and the roster before the newest.
-        self._behind: set[WorkerId] = set()
-        self._before: tuple[WorkerId, ...] = ()
-        self._lease_until_s = 0.0
         self._seen_s: float | None = None  # when we last looked at the clock
         self._num_meetings = 0  # since the last step, of workers that all waited
-        self._step = -1
-        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)  # samples, seconds
 
     # From the server.
 
@@ -159,9 +143,17 @@ class Coordinator(Changes):
                 self._judge(now_s, worker)
         if self._leaver_gone_s is not None and now_s - self._leaver_gone_s > self.terms.silent_s:
             self._force()
+        starting = {w for w in self._on_the_way() if not self._is(w, State.READY)}
+        for worker in self.crew.late(now_s, self.terms.start_s, starting):
+            log.warning("%s is not ready %g s after its start", worker, self.terms.start_s)
+            self.crew.evict(worker)
         self._watch(now_s)
         self._advance(now_s)
         self._settle(now_s)
+
+    def fail(self, now_s: float, why: str, told: str = "", worker: WorkerId = "") -> None:
+        """End the run at once."""
+        self._end(now_s, Ending(ok=False, why=why, told=told, worker=worker))
 
     # From the launcher, and to it.
 
@@ -193,118 +185,6 @@ class Coordinator(Changes):
             self._judge(now_s, worker)
         # Else its last words may be on their way: the end of its connection, or a tick, will judge.
         self._settle(now_s)
-
-    # From operators.
-
-    def ask(self, now_s: float, ask: Ask) -> Answer:
-        """Do what an operator asks for, and tell."""
-        try:
-            match ask.what:
-                case "status":
-                    return Answer(told=self.status())
-                case "scale":
-                    return Answer(told=self._scale(now_s, ask.num_workers))
-                case "drain":
-                    return Answer(told=self._drain(now_s, ask.worker))
-                case "stop":
-                    self.stop(now_s, "an operator asked for it")
-                    return Answer()
-        except EvenstepError as e:
-            return Answer(problem=str(e))
-        return Answer(problem=f"cannot do {ask.what!r}; known: status, scale, drain, stop")
-
-    def fail(self, now_s: float, why: str, told: str = "", worker: WorkerId = "") -> None:
-        """End the run at once."""
-        self._end(now_s, Ending(ok=False, why=why, told=told, worker=worker))
-
-    def status(self) -> dict[str, Any]:
-        """The run as people want to see it."""
-        cluster = self._brain.cluster if self._brain else None
-        roster = self._running.roster if self._running else cluster.roster if cluster else ()
-        rank = {worker: i for i, worker in enumerate(roster)}
-        ids = dict.fromkeys((*roster, *self._members, *sorted(self.crew.running)))
-        return {
-            "run": self.terms.run,
-            "state": self._state(),
-            "reason": self._paused or self._stopping,
-            "generation": self._running.number if self._running else self._number,
-            "step": self._step,
-            "samples_per_s": samples_per_s(self._recent),
-            "restarts_left": self.crew.restarts_left,
-            "settings": msgspec.to_builtins(cluster.settings) if cluster else {},
-            "workers": [row(w, self._members.get(w), rank.get(w), self._state_of(w)) for w in ids],
-        }
-
-    # Going on after a restart.
-
-    def restore(
-        self,
-        now_s: float,
-        restored: Restored,
-        *,
-        stores: Mapping[WorkerId, Store],
-        ended: Collection[WorkerId] = (),
-    ) -> None:
-        """Go on with a run. Its members may come back until the lease is over.
-
-        `ended` are workers whose processes are known to be gone.
-        """
-        self._brain = brain = restored.brain
-        self._used.update(restored.used)
-        self._before = restored.before
-        self._stores.update(stores)
-        self._step = brain.cluster.step
-        self._reconcile(now_s, "the coordinator was restarted")
-        for worker in brain.cluster.roster:
-            if worker in ended:
-                self._missing[worker] = "it ended with the coordinator"
-            elif worker not in stores:
-                self._missing[worker] = "nobody knows where it is"
-            else:
-                self._away.add(worker)
-        self._lease_until_s = now_s + self.terms.lease_s
-        if not self._away:
-            self._take_over(now_s)
-
-    def _give_up(self, now_s: float, worker: WorkerId, why: str) -> bool:
-        """Do not wait for a member to come back."""
-        if worker not in self._away:
-            return False
-        self._away.discard(worker)
-        self._missing[worker] = why
-        if not self._away:
-            self._take_over(now_s)
-        return True
-
-    def _take_over(self, now_s: float) -> None:
-        """All members are back, or will not come."""
-        assert self._brain is not None
-        cluster = self._brain.cluster
-        missing, self._missing = self._missing, {}
-        behind, self._behind = self._behind, set()
-        if behind:  # the newest generation was announced, and has not begun
-            for member in self._members.values():
-                member.begun = member.id in self._before
-        begun = {m.begun for m in self._members.values() if m.trains}
-        if missing:
-            self._lose(now_s, missing)
-        elif cluster.plan is None:
-            if cluster.roster:
-                self._pause("too few workers")
-        elif behind and len(begun) == 2:  # newcomers meet nobody within a step: they join later
-            self._go_on(now_s, {})
-        else:
-            regroup = Regroup(
-                generation=cluster.generation, roster=cluster.roster, reason="announced again"
-            )
-            newest = self._generation(regroup, cluster.plan, planned=False)
-            if behind:
-                self._coming = newest
-                for worker in behind:
-                    self._outside.send(worker, newest)
-            else:
-                self._running = newest
-        self._advance(now_s)
 
     # What workers say.
 
@@ -353,7 +233,13 @@ class Coordinator(Changes):
 
     def _ready(self, now_s: float, member: Member, ready: Ready) -> None:
         try:
-            worker = Worker(id=member.id, kind=ready.kind, cores=ready.cores, cap=ready.cap)
+            worker = Worker(
+                id=member.id,
+                kind=ready.kind,
+                cores=ready.cores,
+                cap=ready.cap,
+                price_per_hour=self.terms.price_of(ready.kind),
+            )
             if self._brain is None:
                 journal = self._outside.journal
                 self._brain = Brain.begin(ready, self.terms.sets, journal, self._timer)
@@ -388,6 +274,7 @@ class Coordinator(Changes):
             generation=message.generation,
             seconds=message.seconds,
             reports=message.reports,
+            grad_squared_norm=message.grad_squared_norm,
         )
         if self._leads(member, self._coming, message.generation):
             self._begun(now_s)
@@ -503,45 +390,6 @@ class Coordinator(Changes):
                 else:
                     self._reconcile(now_s, why)
 
-    # What operators ask for.
-
-    def _scale(self, now_s: float, num_workers: int) -> dict[str, Any]:
-        least, most = self.terms.least, self.terms.most
-        if not least <= num_workers <= most:
-            raise InvalidInputError(
-                "scale", f"this run has {least} to {most} workers, got {num_workers}"
-            )
-        brain = self._open_brain("scale")
-        self._change(now_s, SizeAsked(num_workers=num_workers), planned=True)
-        return {"num_workers": brain.cluster.target}
-
-    def _drain(self, now_s: float, worker: WorkerId) -> dict[str, Any]:
-        if self._give_up(now_s, worker, "an operator gave it up"):
-            return {}
-        member = self._members.get(worker)
-        if member is None:
-            there = listed(list(self._members)) or "none"
-            raise InvalidInputError("drain", f"no worker {worker}; there are {there}")
-        if member.state is State.IN:
-            cluster = self._open_brain("drain").cluster
-            least = cluster.settings.workers.min
-            staying = sum(self._is(w, State.IN) for w in cluster.roster) - 1
-            if staying < least:
-                raise InvalidInputError(
-                    "drain", f"{staying} of at least {least} workers would be left; stop the run"
-                )
-            self._change(now_s, DrainAsked(worker=worker), planned=True)
-        else:
-            self._let_go(member, "asked for")
-        return {}
-
-    def _open_brain(self, what: str) -> Brain:
-        if self._brain is None:
-            raise InvalidInputError(what, "no worker is ready yet; ask again")
-        if self._stopping or self._finishing or self.ending:
-            raise InvalidInputError(what, "the run is ending")
-        return self._brain
-
     # Small questions.
 
     def _leads(self, member: Member, generation: Generation | None, number: int) -> bool:
@@ -556,25 +404,3 @@ class Coordinator(Changes):
     def _free_name(self) -> WorkerId:
         taken = self._used | self._members.keys() | self.crew.running
         return next(name for name in self._names if name not in taken)
-
-    def _state(self) -> str:
-        for state, holds in (
-            ("ended", self.ending),
-            ("stopping", self._stopping),
-            ("finishing", self._finishing),
-            ("waiting for workers to come back", self._away),
-            ("paused", self._paused),
-            ("training", self._running),
-            ("regrouping", self._coming),
-        ):
-            if holds:
-                return state
-        return "starting"
-
-    def _state_of(self, worker: WorkerId) -> str:
-        if worker in self._away:
-            return "away"
-        member = self._members.get(worker)
-        if member is None:
-            return "starting" if worker in self.crew.running - self._used else "gone"
-        return "stuck" if member.stuck_s is not None else member.state.value

@@ -46,8 +46,15 @@ class Crew:
         self.evicted: set[WorkerId] = set()
         self.refused: dict[WorkerId, str] = {}
         self.began = False
+        self._started_s: dict[WorkerId, float] = {}
 
-    def launch(self, num_workers: int, reason: str) -> list[str]:
+    def late(self, now_s: float, most_s: float, starting: set[WorkerId]) -> list[WorkerId]:
+        """Who of those that start up was started longer ago than that."""
+        return [w for w in starting if now_s - self._started_s.get(w, now_s) > most_s]
+
+    def launch(
+        self, num_workers: int, reason: str, kind: str = "", now_s: float = 0.0
+    ) -> list[str]:
         """Start workers one by one; why some could not be started."""
         failures = []
         for _ in range(num_workers):
@@ -55,7 +62,8 @@ class Crew:
             try:
                 if self.launcher is None:
                     raise RuntimeError("this run starts no workers itself; join some")
-                self.launcher.launch(Launch(num_workers=1, reason=reason))
+                self.launcher.launch(Launch(num_workers=1, kind=kind, reason=reason))
+                self._started_s |= dict.fromkeys(self.running - before, now_s)
             except Exception as e:  # whatever a launcher meets, the run goes on without it
                 log.warning("a worker could not be started: %s", e)
                 self.running &= before

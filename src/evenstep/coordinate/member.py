@@ -26,6 +26,7 @@ class State(Enum):
     ASKED = "leaving"  # still of the roster; its leave has not been announced
     LEFT = "left"  # out of the announced roster; goes when that generation has begun
     GONE = "gone"  # was told goodbye; its connection will end
+    SPARE = "spare"  # out of the roster and ready to come back, without start-up
     DONE = "done"
 
 
@@ -47,6 +48,7 @@ class Member:
     worker: Worker | None = None  # once it is ready
     begun: bool = False  # it has been part of a generation that began
     leaves_because: str = ""
+    may_stay: bool = False  # as a spare, when it leaves
     generation: int = 0  # that it last said it is in
     heard_s: float = 0.0
     alive_s: float = 0.0  # its last heartbeat
@@ -88,9 +90,17 @@ class Terms:
     least: int = 1  # workers that an operator may scale to
     most: int = MOST_WORKERS
     restarts: int = 3
+    spares: int = 0  # drained workers that stay ready
+    prices: tuple[tuple[str, float], ...] = ()  # of a worker-hour, by kind; "" for all others
     silence_s: float = 5.0
     patience_s: float = 30.0
     gather_s: float = 60.0  # at most, for the first workers to be ready together
+    start_s: float = 600.0  # for a worker that was started, to be ready
+
+    def price_of(self, kind: str) -> float:
+        """Of an hour of a worker of a kind."""
+        prices = dict(self.prices)
+        return prices.get(kind, prices.get("", 1.0))
 
     @property
     def silent_s(self) -> float:

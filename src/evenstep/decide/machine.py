@@ -49,6 +49,8 @@ from evenstep.types import (
     listed,
 )
 
+RATE_MOVED = 0.02  # a learning rate that moves by less is left as it is
+
 
 def decide(cluster: Cluster, event: AnyEvent) -> Decision:
     """One event in, the next state and the orders out."""
@@ -78,7 +80,7 @@ def _step(cluster: Cluster, event: StepDone) -> Decision:
     """Decide once on all of a step's reports: shares, then size, then stragglers."""
     if event.step <= cluster.step or event.generation > cluster.generation:
         return cluster, ()
-    trained = sum(r.samples for r in event.reports)
+    trained = event.quiet_samples + sum(r.samples for r in event.reports)
     cluster = replace(
         cluster,
         step=event.step,
@@ -109,9 +111,22 @@ def _balance(cluster: Cluster, fleet: Fleet, event: StepDone) -> Decision:
     memory, move = cluster.policy.next(cluster.memory, fleet, cluster.batch, shares, outcome)
     cluster = replace(cluster, memory=memory)
     if move is None or (move[0] == shares).all():
-        return cluster, ()
+        move = _new_rate(cluster, shares)
+        if move is None:
+            return cluster, ()
     plan = _plan(cluster, fleet, *move)
     return replace(cluster, plan=plan), (plan,)
+
+
+def _new_rate(cluster: Cluster, shares: IntArray) -> tuple[IntArray, str] | None:
+    """The same shares, if what is known of the gradients' noise asks for another learning rate."""
+    batch = cluster.settings.batch
+    if batch.size or batch.lr_rule != "adascale" or cluster.plan is None:
+        return None
+    lr, _ = lr_factor(batch.lr_rule, cluster.batch, base_batch(batch), cluster.noise)
+    if abs(lr / cluster.plan.lr_factor - 1) < RATE_MOVED:
+        return None
+    return shares, "shares as they are"
 
 
 def _joined(cluster: Cluster, workers: tuple[Worker, ...]) -> Decision:

@@ -10,6 +10,8 @@ from evenstep.decide.scaling.search import look, observe, transition
 from evenstep.decide.straggler import give_up, judge
 from evenstep.types import Drain, Launch, Stay, StepDone, WorkerId
 
+BLOCKED_LOOKS = 10  # after workers could not be started, before any are ordered again
+
 
 def consider_size(cluster: Cluster, event: StepDone) -> Decision:
     """One step's word on the size of the cluster: workers ordered, sent home, or why neither."""
@@ -17,7 +19,12 @@ def consider_size(cluster: Cluster, event: StepDone) -> Decision:
         return cluster, ()
     price_per_s = sum(w.price_per_hour for w in cluster.workers.values()) / 3600
     search = observe(
-        cluster.search, len(cluster.workers), cluster.batch, event.seconds, price_per_s
+        cluster.search,
+        len(cluster.workers),
+        cluster.batch,
+        event.seconds + event.quiet_s,
+        price_per_s,
+        num_steps=1 + event.quiet_steps,
     )
     search, target, reason = look(
         search,
@@ -77,6 +84,7 @@ def launch_failed(cluster: Cluster, num_workers: int, cause: str) -> Decision:
     missed = min(num_workers, cluster.launching)
     reason = f"{missed} of {cluster.launching} ordered workers did not start: {cause}; going on"
     cluster = replace(cluster, launching=cluster.launching - missed)
+    cluster = replace(cluster, search=replace(cluster.search, num_blocked_looks=BLOCKED_LOOKS))
     if cluster.stragglers.leaving is not None and cluster.launching == 0:
         gave_up = give_up(cluster.stragglers, cluster.settings.straggler)
         cluster = replace(cluster, stragglers=gave_up)
@@ -103,14 +111,16 @@ def resize(
         return replace(cluster, launching=cluster.launching + order.num_workers), (order,)
     # Who is still on the way cannot be called back: it is let go again when it has come.
     gone, why = whom_to_drop(staying, kinds, max(0, len(staying) - target))
-    return drain(cluster, gone, _both(reason, why if len(kinds) > 1 else ""))
+    return drain(cluster, gone, _both(reason, why if len(kinds) > 1 else ""), may_stay=True)
 
 
-def drain(cluster: Cluster, workers: tuple[WorkerId, ...], reason: str) -> Decision:
+def drain(
+    cluster: Cluster, workers: tuple[WorkerId, ...], reason: str, *, may_stay: bool = False
+) -> Decision:
     """Ask workers to leave. One that was asked already is not asked twice."""
     new = tuple(w for w in workers if w not in cluster.draining)
     cluster = replace(cluster, draining=cluster.draining | set(new))
-    return cluster, tuple(Drain(worker=w, reason=reason) for w in new)
+    return cluster, tuple(Drain(worker=w, reason=reason, may_stay=may_stay) for w in new)
 
 
 def _both(reason: str, why: str) -> str:

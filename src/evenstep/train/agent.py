@@ -29,7 +29,14 @@ class Agent:
         self._thread = threading.Thread(target=self._run, name="evenstep-agent", daemon=True)
         self._thread.start()
 
-    def report(self, at_s: float, step: int, seconds: float, reports: Sequence[Report]) -> None:
+    def report(
+        self,
+        at_s: float,
+        step: int,
+        seconds: float,
+        reports: Sequence[Report],
+        grad_squared_norm: float = 0.0,
+    ) -> None:
         """Hand over what a step measured, by rank, if it is worth a decision."""
         with self._lock:
             if not self._pace.wants(at_s, [r.compute_s for r in reports]):
@@ -42,11 +49,18 @@ class Agent:
                 wait_s=r.wait_s,
                 free_cpu=r.free_cpu,
                 free_memory=r.free_memory,
+                grad_squared_norm=r.grad_squared_norm,
             )
             for worker, r in zip(self._ids, reports, strict=True)
         )
         generation = self._engine.cluster.generation
-        done = StepDone(step=step, generation=generation, seconds=seconds, reports=tuple(rows))
+        done = StepDone(
+            step=step,
+            generation=generation,
+            seconds=seconds,
+            reports=tuple(rows),
+            grad_squared_norm=grad_squared_norm,
+        )
         self._inbox.put((at_s, done))
 
     def take(self, from_step: int) -> RankPlan | None:
@@ -55,7 +69,8 @@ class Agent:
             plan, self._newest = self._newest, None
         if plan is None:
             return None
-        return RankPlan(from_step=from_step, shares=tuple(plan.shares[w] for w in self._ids))
+        shares = tuple(plan.shares[w] for w in self._ids)
+        return RankPlan(from_step=from_step, shares=shares, lr_factor=plan.lr_factor)
 
     def close(self) -> None:
         """Decide on what has been reported, then end."""

@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -65,8 +66,12 @@ class Control:
         self.paused = ""
         self.goodbye: str | None = None
         self._closed = False
+        # When each heartbeat was sent that has no answer yet. The lease runs from there, not from
+        # the answer, which may have been long on its way: so it never ends after the coordinator's.
+        self._asked_s: deque[float] = deque()
+        self._leased_s = time.monotonic()
         self.welcome = self._dial()
-        self._leased_s = time.monotonic() + self.welcome.lease_s
+        self._leased_s += self.welcome.lease_s
         self._every_s = min(1.0, self.welcome.lease_s / 10)
         self._threads = [
             threading.Thread(target=run, name=f"evenstep-control-{name}", daemon=True)
@@ -158,7 +163,8 @@ class Control:
                 case Paused(reason=reason):
                     self.paused = reason
                 case Lease():
-                    self._leased_s = time.monotonic() + self.welcome.lease_s
+                    if self._asked_s:
+                        self._leased_s = self._asked_s.popleft() + self.welcome.lease_s
                 case Goodbye(why=why) | Refused(why=why):
                     self.goodbye = why
                 case _:
@@ -175,10 +181,13 @@ class Control:
                 message = Alive(generation=generation, step=step, waiting=waiting)
             if message is None:
                 return
-            line, there = from_client.encode(message), self._socket
+            with self._lock:
+                there = self._socket
+                if there is not None and isinstance(message, Alive):
+                    self._asked_s.append(time.monotonic())
             try:
                 if there is not None:
-                    there.sendall(line)
+                    there.sendall(from_client.encode(message))
             except OSError as e:
                 log.debug("not told: %s", e)
 
@@ -216,6 +225,7 @@ class Control:
             raise
         with self._lock:
             self._lines, self._socket = lines, there
+            self._asked_s.clear()
         return answer
 
 

@@ -56,8 +56,9 @@ class ElasticSession(Session):
         cap: int | None = None,
         min_share: int = 1,
         seed: int = 0,
+        kind: str = "",
     ) -> None:
-        super().__init__(settings, cap=cap, min_share=min_share, seed=seed)
+        super().__init__(settings, cap=cap, min_share=min_share, seed=seed, kind=kind)
         self._member = Membership(where)
         self._address = where.address
         self._store, self._port = _host(where.address)
@@ -94,8 +95,7 @@ class ElasticSession(Session):
         self._member.control.tell(
             Ready(
                 **self._facts(self._loader),
-                min_share=self._min_share,
-                settings=self._settings,
+                settings=self._all_settings(self._loader),
                 model=_digest(self._model),
                 address=self._address,
                 port=self._port,
@@ -105,6 +105,7 @@ class ElasticSession(Session):
 
     def settle(self) -> int:
         """Before a batch: repeat a void step with whoever is left, or switch as was passed on."""
+        self._member.check_place()  # one who trains alone never waits, and would not notice
         if self._lost:
             self._regroup()
         if self.void:
@@ -134,10 +135,10 @@ class ElasticSession(Session):
             super().end_step(step)
         self._member.step = self._next_step
 
-    def end_epoch(self, step: int) -> None:
+    def end_epoch(self) -> None:
         """Nobody goes on before all have the epoch's last step: whoever is behind gets it here."""
         self._sum(torch.zeros(1))
-        super().end_epoch(step)
+        super().end_epoch()
 
     # Into a new generation.
 
@@ -151,6 +152,11 @@ class ElasticSession(Session):
             if told.number == planned:
                 self._farewell(told)
             self._let_go()
+            if self._member.worker in told.spares:
+                log.info("this worker waits as a spare: %s", told.reason)
+                self._member.rest(told)
+                self._at, planned = Position(), 0  # whatever it has will be old
+                continue
             if self._member.worker not in told.roster:
                 log.info("this worker leaves: %s", told.reason)
                 raise LeftError(LEFT if told.planned else EVICTED)
@@ -163,6 +169,10 @@ class ElasticSession(Session):
         self._lost, self._member.begun = False, True
         self._member.step = self._next_step
         self._plans = [RankPlan(from_step=self._next_step, shares=told.shares)]
+        self._measures = told.measures
+        if told.lr_factor != self._rate.target:
+            # Some may be within a step that all have reduced: it keeps the rate it began with.
+            self._rate.aim(self._at.steps, told.lr_factor, told.lr_warmup_steps)
         if self.is_leader:
             self._member.control.tell(Began(generation=told.number, step=self._next_step))
         took_ms = (time.monotonic() - begun_s) * 1000
@@ -232,12 +242,14 @@ class ElasticSession(Session):
             "step": self._next_step,
             "unused": self._batches_since_step,
             "order": self._loader.state_dict(),
+            "rate": self._rate.state_dict(),
             "random": torch.get_rng_state(),
         }
 
     def _take_on(self, plain: dict[str, Any]) -> None:
         assert self._loader is not None
         self._loader.load_state_dict(plain["order"])
+        self._rate.load_state_dict(plain["rate"])
         self._next_step, self._batches_since_step = plain["step"], plain["unused"]
         torch.set_rng_state(plain["random"])
 
@@ -288,7 +300,11 @@ class ElasticSession(Session):
         if not self.is_leader:
             return None, 0
         told = self._member.control.take_plan(self.generation)
-        plan = RankPlan(from_step=self._plan_from(), shares=told.shares) if told else None
+        plan = None
+        if told is not None:
+            plan = RankPlan(
+                from_step=self._plan_from(), shares=told.shares, lr_factor=told.lr_factor
+            )
         return plan, max(0, self._member.control.newest - self.generation)
 
     def _switch(self, ahead: int) -> None:
@@ -307,11 +323,20 @@ class ElasticSession(Session):
         if self.is_leader:
             by = self._reported_by  # a sum within the step may have changed the generation
             rows = tuple(
-                StepReport(w, r.samples, r.compute_s, r.wait_s, r.free_cpu, r.free_memory)
+                StepReport(
+                    *(w, r.samples, r.compute_s, r.wait_s, r.free_cpu, r.free_memory),
+                    grad_squared_norm=r.grad_squared_norm,
+                )
                 for w, r in zip(by.roster, self._reports, strict=True)
             )
             self._member.control.tell(
-                Stepped(generation=by.number, step=step, seconds=seconds, reports=rows)
+                Stepped(
+                    generation=by.number,
+                    step=step,
+                    seconds=seconds,
+                    reports=rows,
+                    grad_squared_norm=self._squared_norm(),
+                )
             )
 
     # Checkpoints.

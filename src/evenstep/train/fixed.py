@@ -12,6 +12,7 @@ import torch
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from evenstep.config import Settings
+from evenstep.decide.learning import global_batch
 from evenstep.engine import Engine
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.journal import Journal
@@ -43,9 +44,10 @@ class FixedSession(Session):
         cap: int | None = None,
         min_share: int = 1,
         seed: int = 0,
+        kind: str = "",
         journal: Path | None = None,
     ) -> None:
-        super().__init__(settings, cap=cap, min_share=min_share, seed=seed)
+        super().__init__(settings, cap=cap, min_share=min_share, seed=seed, kind=kind)
         self.rank, self.world, self.generation = place.rank, place.world, 1
         self.probe = Probe.find(os.environ, place.rank)
         self._journal = journal
@@ -81,20 +83,17 @@ class FixedSession(Session):
         self._meeting.tell("facts", facts)
         every = self._meeting.hear_all("facts")
         for rank, other in enumerate(every):
-            for name in ("batch", "length", "prefetched"):
+            for name in ("batch", "per_worker", "limit", "length", "prefetched"):
                 if other[name] != facts[name]:
                     raise ConfigError(
                         name, f"is {facts[name]} on rank {self.rank}, {other[name]} on rank {rank}"
                     )
         if self.probe is not None:
-            self._plans = self.probe.plans(loader.order.batch, self.world)
+            self._plans = self.probe.plans(global_batch(loader.batch, self.world), self.world)
             return
         if self.is_leader:
-            batch = {"size": loader.order.batch, "min_share": self._min_share}
-            settings = build(
-                Settings,
-                {"batch": batch, "workers": {"min": self.world}, **self._settings},
-            )
+            told = {"workers": {"min": self.world}, **self._all_settings(loader)}
+            settings = build(Settings, told)
             engine = Engine(settings)
             if self._journal is not None:
                 engine.journal = Journal.create(self._journal, settings)
@@ -107,8 +106,12 @@ class FixedSession(Session):
             first = self._agent.take(0)
             if first is None:
                 raise EvenstepError(self._agent.paused)
-            self._meeting.tell("first", list(first.shares))
-        self._plans = [RankPlan(from_step=0, shares=tuple(self._meeting.hear("first", 0)))]
+            rule = settings.batch.lr_rule
+            self._meeting.tell("first", [first.shares, first.lr_factor, rule])
+        shares, lr_factor, rule = self._meeting.hear("first", 0)
+        self._plans = [RankPlan(from_step=0, shares=tuple(shares), lr_factor=lr_factor)]
+        self._rate.aim(0, lr_factor)
+        self._measures = rule == "adascale"
 
     def _orders(self) -> tuple[RankPlan | None, int]:
         return (self._agent.take(self._plan_from()) if self._agent else None), 0
@@ -125,7 +128,8 @@ class FixedSession(Session):
     def _tell_step(self, step: int, seconds: float) -> None:
         if self._agent is None:
             return
-        self._agent.report(time.monotonic() - self._started_s, step, seconds, self._reports)
+        now_s = time.monotonic() - self._started_s
+        self._agent.report(now_s, step, seconds, self._reports, self._squared_norm())
         if self._agent.failure is not None:
             log.warning("the balancer has stopped, shares stay: %s", self._agent.failure)
             self._agent.failure = None

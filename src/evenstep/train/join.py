@@ -18,6 +18,7 @@ def join(
     cap: int | None = None,
     min_share: int = 1,
     seed: int = 0,
+    kind: str = "",
     journal: Path | None = None,
     **settings: Any,
 ) -> Session:
@@ -25,14 +26,16 @@ def join(
 
     `policy` and further `settings` are those of the config tree and count on the leader; so does
     the variable EVENSTEP_SET, as "policy=uniform;straggler.replace=true", which is put over them.
-    `cap` is the largest share that fits this worker's memory. `journal` is for a fixed roster; an
-    elastic run keeps its own in its folder.
+    `cap` is the largest share that fits this worker's memory; `kind` names workers that are alike,
+    for prices and for telling stragglers, instead of the device's own name. `journal` is for a
+    fixed roster; an elastic run keeps its own in its folder.
     """
     where = find(os.environ)
     told = [part for part in os.environ.get("EVENSTEP_SET", "").split(";") if part]
     plain = override({"policy": policy, **settings}, told)
+    own: dict[str, Any] = {"cap": cap, "min_share": min_share, "seed": seed, "kind": kind}
     if isinstance(where, Place):
-        return FixedSession(where, plain, cap=cap, min_share=min_share, seed=seed, journal=journal)
+        return FixedSession(where, plain, journal=journal, **own)
     from evenstep.train.elastic import ElasticSession
 
-    return ElasticSession(where, plain, cap=cap, min_share=min_share, seed=seed)
+    return ElasticSession(where, plain, **own)

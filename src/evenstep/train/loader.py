@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from evenstep.config import BatchSettings
 from evenstep.errors import ConfigError
 from evenstep.train.order import Order, cut
 from evenstep.train.pulse import MOST_SAMPLES
@@ -28,20 +29,23 @@ class ShareSampler(Sampler[list[int]]):
         self, order: Order, shares_at: Callable[[int], tuple[int, ...]], rank: int
     ) -> None:
         self.order, self.rank = order, rank
-        self.epoch, self.step = 0, 0  # the step within the epoch to begin at
+        self.epoch = self.begin = self.step = (
+            0  # the sample of the epoch, and the step, to begin at
+        )
         self._shares_at = shares_at
 
     def __iter__(self) -> Iterator[list[int]]:
         permutation = self.order.permutation(self.epoch)
-        first = self.epoch * self.order.num_steps
-        for step in range(self.step, self.order.num_steps):
-            begin, end = self.order.slice(step)
-            low, high = cut(end - begin, self._shares_at(first + step))[self.rank]
+        begin, step = self.begin, self.step
+        while True:
+            shares = self._shares_at(step)
+            end = self.order.end(begin, sum(shares))
+            if end == begin:
+                return
+            low, high = cut(end - begin, shares)[self.rank]
             share = permutation[begin + low : begin + high]
             yield (share if len(share) else permutation[begin : begin + 1]).tolist()
-
-    def __len__(self) -> int:
-        return self.order.num_steps - self.step
+            begin, step = end, step + 1
 
 
 class Loader:
@@ -52,49 +56,48 @@ class Loader:
         session: Session,
         dataset: Dataset[Any],
         *,
-        batch: int,
+        batch: BatchSettings,
         weight: Weight | None,
         seed: int,
         shuffle: bool,
         drop_last: bool,
         **options: Any,
     ) -> None:
-        check_dataset(dataset, batch, options)
+        check_dataset(dataset, batch.limit or batch.size, options)
         self._session, self._weight = session, weight
+        self.batch = batch
+        self.epoch = self.cursor = 0  # the epoch, and the sample of it, that comes next
         if session.probe is not None:
             dataset, options = session.probe.watch_data(dataset, options)
         length = len(dataset)  # type: ignore[arg-type]
-        self.order = Order(
-            length=length, batch=batch, seed=seed, shuffle=shuffle, drop_last=drop_last
-        )
+        self.order = Order(length=length, seed=seed, shuffle=shuffle, drop_last=drop_last)
         self.sampler = ShareSampler(self.order, session.shares_at, session.rank)
         self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
         workers = self._loader.num_workers
         self.prefetched = workers * (self._loader.prefetch_factor or 0)
 
     def __len__(self) -> int:
-        """Steps in an epoch."""
-        return self.order.num_steps
+        """Steps in an epoch of the present global batch."""
+        return self.order.num_steps(self._session.batch)
 
     def __iter__(self) -> Iterator[Any]:
-        session, steps = self._session, self.order.num_steps
+        session, order = self._session, self.order
         session.enter()
-        epoch = session.step // steps
-        first, last = epoch * steps, (epoch + 1) * steps
         cut_for = 0
         batches: Iterator[Any] = iter(())
-        while session.step < last:
+        while order.end(self.cursor, session.batch) > self.cursor:
             generation = session.settle()
-            step = session.step
-            if step >= last:
-                break
+            step, shares = session.step, session.shares_at(session.step)
+            begin, end = self.cursor, order.end(self.cursor, sum(shares))
+            if end == begin:
+                break  # others have taken the epoch's last step
             if generation != cut_for:  # what is prefetched was cut for another roster
                 self.sampler.rank = session.rank
-                self.sampler.epoch, self.sampler.step = epoch, step - first
+                self.sampler.epoch, self.sampler.begin, self.sampler.step = self.epoch, begin, step
                 cut_for, batches = generation, iter(self._loader)
+            session.begin_fetch()
             batch = next(batches)
-            begin, end = self.order.slice(step - first)
-            low, high = cut(end - begin, session.shares_at(step))[session.rank]
+            low, high = cut(end - begin, shares)[session.rank]
             if session.probe is not None:
                 batch = session.probe.begin_step(batch, high - low)
             weight = float(high - low)
@@ -103,17 +106,30 @@ class Loader:
             session.begin_step(step, samples=high - low, weight=weight, total=end - begin)
             yield batch
             session.end_step(step)
+            if session.step > step:
+                self.cursor = end
         next(batches, None)  # lets loader workers end as they like to
-        session.end_epoch(last - 1)
+        epoch = (
+            self.epoch
+        )  # in the following sum one may get the state of others who are through it
+        session.end_epoch()
+        self.epoch, self.cursor = epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the order stands; the session keeps epoch and cursor."""
-        return {"seed": self.order.seed, "batch": self.order.batch, "length": self.order.length}
+        """Where the order stands."""
+        return {**self._order(), "epoch": self.epoch, "cursor": self.cursor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Refuse to go on with another order than was begun with."""
-        if state != self.state_dict():
-            raise ConfigError("loader", f"was begun with {state}, now {self.state_dict()}")
+        """Go on there. Refuses another order than was begun with."""
+        begun = {name: value for name, value in state.items() if name not in ("epoch", "cursor")}
+        if begun != self._order():
+            raise ConfigError("loader", f"was begun with {begun}, now {self._order()}")
+        self.epoch, self.cursor = state["epoch"], state["cursor"]
+
+    def _order(self) -> dict[str, Any]:
+        batch = self.batch
+        sizes = {"batch": batch.size, "per_worker": batch.per_worker, "limit": batch.limit}
+        return {"seed": self.order.seed, "length": self.order.length, **sizes}
 
 
 def check_dataset(dataset: Any, batch: int, options: dict[str, Any]) -> None:

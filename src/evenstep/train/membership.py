@@ -30,6 +30,7 @@ class Membership:
     def __init__(self, where: Coordinator) -> None:
         self.generation = 0
         self.begun = False  # it has been part of the training
+        self._rests = False  # as a spare
         self.step = 0
         self.usual_s = 0.0  # how long a step takes
         self.waiting = False  # on peers, or for a generation
@@ -61,7 +62,7 @@ class Membership:
             if number > self.generation:
                 self.waiting = False
                 return self.control.generations[number]
-            self._check_place()
+            self.check_place()
             if self.control.paused and not warned:
                 warned = True
                 log.warning("paused: %s", self.control.paused)
@@ -69,15 +70,20 @@ class Membership:
 
     def enter(self, told: Generation) -> tuple[int, int]:
         """Go there: rank and world."""
-        self.generation = told.number
+        self.generation, self._rests = told.number, False
         self.control.forget_before(told.number)
         return told.roster.index(self.worker), len(told.roster)
+
+    def rest(self, told: Generation) -> None:
+        """Out of the roster, and ready to come back as one who is new."""
+        self.generation, self.begun, self._rests = told.number, False, True
+        self.control.forget_before(told.number)
 
     def check(self, waited_s: float) -> None:
         """Called while waiting for peers: raises if that is of no use any more."""
         if self.newest > self.generation:
             raise SupersededError(f"generation {self.newest} replaces {self.generation}")
-        self._check_place()
+        self.check_place()
         self.waiting = True
         known_s = max(PATIENCE_S, PATIENCE_STEPS * self.usual_s)
         if waited_s > (known_s if self.usual_s else UNKNOWN_S):
@@ -89,7 +95,10 @@ class Membership:
             self._complained = self.generation
             self.control.tell(Stuck(generation=self.generation, step=self.step, waited_s=waited_s))
 
-    def _check_place(self) -> None:
+    def check_place(self) -> None:
+        """Raises if this worker's place is not its own any more."""
+        if self.control.goodbye is not None and self._rests:
+            raise LeftError(LEFT)
         if self.control.goodbye is not None:
             log.error("this worker is no part of the run any more: %s", self.control.goodbye)
             raise LeftError(EVICTED)

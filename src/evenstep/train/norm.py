@@ -248,7 +248,8 @@ def notice(names: Sequence[str]) -> str:
         f"BatchNorm in {some}{more} normalises by the statistics of each worker's own share: the "
         "step differs from one on the whole batch, small shares make it noisy, and a share of one "
         "sample may not train at all. For statistics over all workers: "
-        "session.prepare(model, ..., sync_batchnorm=True)."
+        "session.prepare(model, ..., sync_batchnorm=True); to keep shares from getting small: "
+        "evenstep.join(min_share=8)."
     )
 
 

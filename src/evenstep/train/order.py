@@ -1,8 +1,8 @@
 """Which samples a step trains on, and which of them are whose.
 
-All workers walk one permutation of the dataset. Step i of an epoch is the same slice of it however
-many workers there are; the plan only says where the slice is cut. So every sample is used exactly
-once an epoch under any history of plans.
+All workers walk one permutation of the dataset. A step takes the next global batch of it, however
+many workers there are; the plan only says where that is cut. So every sample is used exactly once
+an epoch under any history of plans, also where the global batch grows with the workers.
 """
 
 from __future__ import annotations
@@ -18,19 +18,12 @@ from evenstep.types import IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The order of one dataset under a fixed global batch."""
+    """The order of one dataset."""
 
     length: int
-    batch: int
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
-
-    @property
-    def num_steps(self) -> int:
-        """Steps in an epoch."""
-        whole, rest = divmod(self.length, self.batch)
-        return whole + (1 if rest and not self.drop_last else 0)
 
     def permutation(self, epoch: int) -> IntArray:
         """The order of an epoch: the same on every machine."""
@@ -38,10 +31,16 @@ class Order:
             return np.arange(self.length, dtype=np.int64)
         return np.random.default_rng((self.seed, epoch)).permutation(self.length)
 
-    def slice(self, step: int) -> tuple[int, int]:
-        """Where a step of the epoch begins and ends in its permutation."""
-        begin = step * self.batch
-        return begin, min(begin + self.batch, self.length)
+    def end(self, begin: int, batch: int) -> int:
+        """Where the step that begins at a sample ends; `begin` itself if the epoch is over."""
+        if self.drop_last and begin + batch > self.length:
+            return begin
+        return min(begin + batch, self.length)
+
+    def num_steps(self, batch: int) -> int:
+        """Steps in an epoch of one global batch."""
+        whole, rest = divmod(self.length, batch)
+        return whole + (1 if rest and not self.drop_last else 0)
 
 
 def cut(num_samples: int, shares: Sequence[int]) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 MOST_SAMPLES = 2**24
-REPORT = 6  # samples, compute_s, wait_s, free_cpu, free_memory, weight
+REPORT = 7  # samples, compute_s, wait_s, free_cpu, free_memory, weight, grad_squared_norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +28,21 @@ class Report:
     free_cpu: float
     free_memory: float
     weight: float  # what this rank's mean counts for: samples, or tokens
+    grad_squared_norm: float = 0.0  # of its own mean gradient; 0: not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """Shares by rank, valid from a step on."""
+    """Shares by rank, valid from a step on, and what the learning rate is multiplied by."""
 
     from_step: int
     shares: tuple[int, ...]
+    lr_factor: float = 1.0
 
 
 def size(world: int) -> int:
     """Numbers in a pulse, the flags not counted."""
-    return world * REPORT + 2 + world
+    return world * REPORT + 3 + world
 
 
 def fill(
@@ -62,9 +64,11 @@ def fill(
         report.free_cpu,
         report.free_memory,
         report.weight,
+        report.grad_squared_norm,
     )
     if plan is not None:
-        pulse[begin : flags - 1] = (plan.from_step - step, *plan.shares)  # never at the step itself
+        ahead = plan.from_step - step  # never at the step itself
+        pulse[begin : flags - 1] = (ahead, plan.lr_factor, *plan.shares)
     pulse[flags - 1] = switch
     pulse[flags:] = used
     return torch.from_numpy(pulse)
@@ -78,7 +82,7 @@ def read(
     reports = []
     for rank in range(world):
         samples, *rest = values[rank * REPORT : (rank + 1) * REPORT]
-        compute_s, wait_s, free_cpu, free_memory, weight = rest
+        compute_s, wait_s, free_cpu, free_memory, weight, squared_norm = rest
         reports.append(
             Report(
                 samples=int(samples),
@@ -87,9 +91,13 @@ def read(
                 free_cpu=free_cpu,
                 free_memory=free_memory,
                 weight=weight,
+                grad_squared_norm=squared_norm,
             )
         )
     begin, flags = world * REPORT, size(world)
-    ahead, *shares, switch = (int(v) for v in values[begin:flags])
-    plan = RankPlan(from_step=step + ahead, shares=tuple(shares)) if ahead else None
-    return reports, plan, switch, [v > 0 for v in values[flags:]]
+    ahead, lr_factor, *shares, switch = values[begin:flags]
+    plan = None
+    if ahead:
+        whole = tuple(map(int, shares))
+        plan = RankPlan(from_step=step + int(ahead), shares=whole, lr_factor=lr_factor)
+    return reports, plan, int(switch), [v > 0 for v in values[flags:]]

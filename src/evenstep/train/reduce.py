@@ -61,6 +61,11 @@ class Bucket:
             if place not in self.filled:
                 self.fill(place, weight)
 
+    def squared_norm(self) -> float:
+        """Of all gradients in the buffer."""
+        gradients = self.flat[: len(self.flat) - len(self.rest)]
+        return float(torch.dot(gradients, gradients))
+
     def empty(self, scale: float, used: Sequence[bool]) -> None:
         """The reduced gradients become the parameters'; none where nobody used a parameter."""
         if scale != 1.0:
@@ -103,6 +108,8 @@ class Reducer:
     ) -> None:
         self._params = [p for p in params if p.requires_grad]
         self.weight = 1.0  # of this worker's mean, of 1 over all workers
+        self.measures = False  # squared norms, for whoever wants to know the gradients' noise
+        self.own_squared_norm = self.squared_norm = 0.0  # of this worker's mean, and of the whole's
         self._on_ready, self._on_reduced, self._on_gone = on_ready, on_reduced, on_gone
         self.after: Callable[[], None] | None = None  # called when gradients are in place
         self.buckets: list[Bucket] = []
@@ -163,6 +170,9 @@ class Reducer:
             self._start(bucket)
 
     def _start(self, bucket: Bucket) -> None:
+        if self.measures and self.weight > 0:
+            before = self.own_squared_norm if self._next else 0.0
+            self.own_squared_norm = before + bucket.squared_norm() / self.weight**2
         self._next += 1
         if self._next == len(self.buckets):
             self._pulse = self._on_ready(self._used())
@@ -201,6 +211,8 @@ class Reducer:
             self.group.wait(bucket.work)
         self._control.wait(self._pulse_work)
         self._pulse_work = None
+        if self.measures:
+            self.squared_norm = sum(bucket.squared_norm() for bucket in self.buckets)
         scale, used = self._on_reduced(self._pulse)
         for bucket in self.buckets:
             num = len(bucket.params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import time
@@ -15,6 +16,8 @@ from typing import Any, Self
 import torch
 from torch.utils.data import DataLoader, Subset
 
+from evenstep.config import BatchSettings
+from evenstep.decide.learning import global_batch
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train import norm, pulse
 from evenstep.train.group import CPU, Group, GroupGoneError, await_closed
@@ -23,6 +26,7 @@ from evenstep.train.meter import Meter, Outlook
 from evenstep.train.order import cut
 from evenstep.train.probe import Finished, Probe
 from evenstep.train.pulse import RankPlan, Report
+from evenstep.train.rate import Rate
 from evenstep.train.reduce import Reducer
 
 log = logging.getLogger("evenstep")
@@ -34,8 +38,15 @@ class Session(ABC):
     """A worker's part in a run. Use it as a context: `with evenstep.join() as session`."""
 
     def __init__(
-        self, settings: dict[str, Any], *, cap: int | None, min_share: int, seed: int
+        self,
+        settings: dict[str, Any],
+        *,
+        cap: int | None,
+        min_share: int,
+        seed: int,
+        kind: str,
     ) -> None:
+        self._kind = kind
         self.rank, self.world = 0, 1
         self.generation = 0
         self.probe: Probe | None = None  # there only where `evenstep verify` runs the script
@@ -52,6 +63,9 @@ class Session(ABC):
         self._local_norms: torch.nn.Module | None = None
         self._loader: Loader | None = None
         self._plans: list[RankPlan] = []
+        self._rate = Rate()
+        self._measures = False  # the gradients' noise
+        self._num_epochs = 0  # 0: the script has not said
         self._next_step = 0
         self._began_s = self._started_s = time.monotonic()
         self._report: tuple[int, float, float] = (0, 0.0, 1.0)  # samples, weight, total
@@ -95,6 +109,19 @@ class Session(ABC):
         return self._next_step
 
     @property
+    def batch(self) -> int:
+        """The global batch of the coming step."""
+        if self._plans:
+            return sum(self.shares_at(self._next_step))
+        return global_batch(self._loader.batch, self.world) if self._loader else 0
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on by the whole cluster: what a schedule counts in if the batch grows."""
+        loader = self._loader
+        return loader.epoch * loader.order.length + loader.cursor if loader else 0
+
+    @property
     def counted(self) -> int:
         """Samples of the batch at hand that count: 0 where it is only a stand-in."""
         return self._report[0]
@@ -127,6 +154,7 @@ class Session(ABC):
             self.probe.watch_model(model, self._reducer)
         for i, other in enumerate(others):
             if isinstance(other, torch.optim.Optimizer):
+                self._rate.attach(other)
                 other.register_step_post_hook(self._on_optimizer_step)
             if hasattr(other, "state_dict"):
                 self._things[f"{type(other).__name__}-{i}"] = other
@@ -139,7 +167,9 @@ class Session(ABC):
         self,
         dataset: Any,
         *,
-        batch: int,
+        batch: int = 0,
+        per_worker: int = 0,
+        limit: int = 0,
         weight: Weight | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
@@ -147,6 +177,8 @@ class Session(ABC):
     ) -> Loader:
         """Batches of this worker's share of the global batch; each sample once an epoch.
 
+        The global batch is `batch`, whoever trains; or it grows with the workers, `per_worker` for
+        each up to `limit`, and the learning rate with it, by the setting `batch.lr_rule`.
         `weight` gives what a batch's mean loss counts for, where that is not its samples: the
         number of tokens or pixels, say. Further options are those of `DataLoader`.
         """
@@ -155,7 +187,7 @@ class Session(ABC):
         loader = Loader(
             self,
             dataset,
-            batch=batch,
+            batch=BatchSettings(size=batch, per_worker=per_worker, limit=limit),
             weight=weight,
             seed=self._seed,
             shuffle=shuffle,
@@ -170,8 +202,12 @@ class Session(ABC):
         """Epoch numbers from where the run stands."""
         if self._loader is None:
             raise ConfigError("epochs", "call session.loader(...) first")
+        self._num_epochs = num
         self.enter()
-        yield from range(self._next_step // len(self._loader), num)
+        epoch = self._loader.epoch
+        while epoch < num:
+            yield epoch
+            epoch = max(epoch + 1, self._loader.epoch)  # a spare comes back in a later one
 
     def register(self, name: str, thing: Any) -> None:
         """Keep an object with `state_dict` along with the run."""
@@ -204,14 +240,19 @@ class Session(ABC):
         at = bisect_right(self._plans, step, key=lambda plan: plan.from_step)
         return self._plans[at - 1].shares
 
+    def begin_fetch(self) -> None:
+        """A batch is about to be taken: the step's time begins here."""
+        self._began_s = time.monotonic()
+
     def begin_step(self, step: int, *, samples: int, weight: float, total: int) -> None:
         """A batch is in hand."""
         if self._reducer is None:
             raise ConfigError("loader", "call session.prepare(model, ...) before the first batch")
         self._report = (samples, weight, float(total))
         self._reducer.weight = weight / total
+        self._reducer.measures = self._measures
+        self._rate.begin_step(step)
         self._reports, self._in_hand = [], True
-        self._began_s = time.monotonic()
         self._meter.begin()
 
     def _fill_pulse(self, used: list[bool]) -> torch.Tensor:
@@ -230,6 +271,7 @@ class Session(ABC):
             free_cpu=self._outlook.free_cpu,
             free_memory=self._outlook.free_memory,
             weight=weight,
+            grad_squared_norm=self._squared_norm(own=True),
         )
         return pulse.fill(self._next_step, self.world, self.rank, report, plan, used, switch)
 
@@ -240,6 +282,8 @@ class Session(ABC):
         self._reports, plan, switch, used = pulse.read(summed, self._next_step, self.world)
         if plan is not None:
             self._plans.append(plan)
+            if plan.lr_factor != self._rate.target:
+                self._rate.aim(plan.from_step, plan.lr_factor)
         if switch:
             self._switch(switch)
         total = sum(r.weight for r in self._reports)
@@ -261,11 +305,18 @@ class Session(ABC):
         if self.probe is not None:
             self.probe.end_step()
 
-    def end_epoch(self, step: int) -> None:
+    def end_epoch(self) -> None:
         """The loader is through: running statistics kept by each worker become one."""
         if self._local_norms is not None and self.world > 1:
-            share = float(self.shares_at(step)[self.rank])
+            share = float(self.shares_at(self._next_step - 1)[self.rank])
             norm.average_buffers(self._local_norms, self._sum, share)
+
+    def _squared_norm(self, *, own: bool = False) -> float:
+        """Of this worker's own mean gradient, or of the whole; 0 if it is not known."""
+        if self._reducer is None or not self._measures:
+            return 0.0
+        norm = self._reducer.own_squared_norm if own else self._reducer.squared_norm
+        return norm if math.isfinite(norm) else 0.0
 
     def _on_optimizer_step(self, *_: Any) -> None:
         self._batches_since_step = 0
@@ -300,13 +351,27 @@ class Session(ABC):
     def _facts(self, loader: Loader) -> dict[str, Any]:
         """What the brain has to know of this worker."""
         cores = len(os.sched_getaffinity(0))
+        batch = loader.batch
         return {
-            "batch": loader.order.batch,
+            "batch": batch.size,
+            "per_worker": batch.per_worker,
+            "limit": batch.limit,
             "length": loader.order.length,
             "prefetched": loader.prefetched,
             "cores": float(cores),
-            "kind": f"{platform.machine()}-{cores}",
+            "kind": self._kind or _kind_of(self._device, cores),
             "cap": self._cap,
+        }
+
+    def _all_settings(self, loader: Loader) -> dict[str, Any]:
+        """The script's settings with what its loader says of the batch and the job's length."""
+        size = {"size": loader.batch.size, "per_worker": loader.batch.per_worker}
+        own = {**size, "limit": loader.batch.limit, "min_share": self._min_share}
+        told = self._settings.get("batch", {})
+        return {
+            "samples": self._num_epochs * loader.order.length,
+            **self._settings,
+            "batch": {**own, **told} if isinstance(told, dict) else told,
         }
 
     # What differs between a fixed roster and one that changes.
@@ -354,3 +419,10 @@ class Session(ABC):
     @abstractmethod
     def _part(self) -> None:
         """Leave."""
+
+
+def _kind_of(device: torch.device, cores: int) -> str:
+    """A name for workers that are alike: the GPU's, or that of the processor and its cores."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device).replace(" ", "-")
+    return f"{platform.machine()}-{cores}"

@@ -51,19 +51,30 @@ class Search:
     num_workers: int = 0
     sizes: tuple[Size, ...] = ()  # by number of workers
     recent: Size | None = None  # since the last look or transition
-    num_steps: int = 0  # measured since the last transition
     is_fresh: bool = True  # the next step is the first after a transition
     is_settled: bool = False
     num_shifted_looks: int = 0  # in a row
+    num_blocked_looks: int = (
+        0  # to come, in which no workers are ordered: there were none to be had
+    )
     elapsed_s: float = 0.0
     initial_samples_per_s: float = 0.0
     initial_total_s: float = 0.0
 
 
 def observe(
-    memory: Search, num_workers: int, batch: int, seconds: float, price_per_s: float
+    memory: Search,
+    num_workers: int,
+    batch: int,
+    seconds: float,
+    price_per_s: float,
+    *,
+    num_steps: int = 1,
 ) -> Search:
-    """Learn from one step. The first after a transition counts as time, not as throughput."""
+    """Learn from one step, or from some that took `seconds` in all.
+
+    The first after a transition counts as time, not as throughput, and so do those told with it.
+    """
     if num_workers != memory.num_workers:
         memory = transition(memory, num_workers)
     memory = replace(memory, elapsed_s=memory.elapsed_s + seconds)
@@ -71,15 +82,15 @@ def observe(
         return replace(memory, is_fresh=False)
     step = Size(
         num_workers=num_workers,
-        samples_per_s=batch / seconds,
+        samples_per_s=batch * num_steps / seconds,
         price_per_s=price_per_s,
         batch=batch,
+        num_steps=num_steps,
     )
     return replace(
         memory,
         sizes=memory.sizes if memory.is_settled else _recorded(memory.sizes, step),
         recent=_mean(memory.recent, step),
-        num_steps=memory.num_steps + 1,
     )
 
 
@@ -89,7 +100,6 @@ def transition(memory: Search, num_workers: int) -> Search:
         memory,
         num_workers=num_workers,
         recent=None,
-        num_steps=0,
         is_fresh=True,
         is_settled=False,
         num_shifted_looks=0,
@@ -109,7 +119,7 @@ def look(
 
     `waiting`: workers that were ordered have yet to join, or to leave.
     """
-    if waiting or memory.num_steps == 0 or memory.num_steps % settings.period_steps:
+    if waiting or memory.recent is None or memory.recent.num_steps < settings.period_steps:
         return memory, None, ""
     memory, news = _check_shift(memory, settings)
     memory = _with_start(memory, samples_left)
@@ -123,6 +133,10 @@ def look(
     verdicts = [heuristic.worth(a, b, job) for a, b in pairwise(seen)]
     target, why = _choose(seen, verdicts, settings, workers)
     target = max(workers.min, min(target, workers.max))
+    if target > memory.num_workers and memory.num_blocked_looks > 0:
+        target, blocked = memory.num_workers, memory.num_blocked_looks - 1
+        why = f"{why} more, but none could be started; {blocked} looks until another try; stay at"
+        memory = replace(memory, num_blocked_looks=blocked)
     here = next(s for s in seen if s.num_workers == memory.num_workers)
     stays = target == memory.num_workers
     memory = replace(
@@ -202,10 +216,11 @@ def _recorded(sizes: tuple[Size, ...], step: Size) -> tuple[Size, ...]:
 def _mean(so_far: Size | None, step: Size) -> Size:
     if so_far is None:
         return step
-    n = so_far.num_steps + 1
+    n = so_far.num_steps + step.num_steps
+    part = step.num_steps / n
     return replace(
         step,
-        samples_per_s=so_far.samples_per_s + (step.samples_per_s - so_far.samples_per_s) / n,
-        price_per_s=so_far.price_per_s + (step.price_per_s - so_far.price_per_s) / n,
+        samples_per_s=so_far.samples_per_s + (step.samples_per_s - so_far.samples_per_s) * part,
+        price_per_s=so_far.price_per_s + (step.price_per_s - so_far.price_per_s) * part,
         num_steps=n,
     )

@@ -1,0 +1,52 @@
+"""On evenstep, whatever started it: trains when it is its turn, so that two jobs can be compared."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import evenstep
+from bench.rivals.common import network, samples
+
+
+def main() -> None:
+    """Train for some steps whenever a file says so, and tell how long they took."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--turns", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True, help="of a turn")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = network("cnn")
+    with evenstep.join(policy="uniform") as session:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = session.prepare(model, optimizer)
+        loader = session.loader(samples("cnn"), batch=args.batch)
+        turn, begun_s = -1, 0.0
+        for _ in session.epochs(1_000_000):
+            for x, y in loader:
+                if session.step % args.steps == 0:
+                    if turn >= 0:
+                        told = args.out / f"done-{turn}-{session.rank}"
+                        told.with_suffix(".part").write_text(str(time.monotonic() - begun_s))
+                        told.with_suffix(".part").rename(told)
+                    turn += 1
+                    if turn == args.turns:
+                        os._exit(0)  # all at once, whatever the others do
+                    while not (args.out / f"go-{turn}").exists():
+                        time.sleep(0.002)
+                    begun_s = time.monotonic()
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

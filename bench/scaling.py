@@ -1,0 +1,261 @@
+"""The search for the size of the cluster, live; and a worker that is slow, in four ways.
+
+    python -m bench.scaling                    # all of it: about 20 minutes
+    python -m bench.scaling sizes stragglers   # some of: sizes restart stragglers
+
+Workers of a quarter of a core each on this machine's two cores: eight of them fill it, and more
+bring nothing. The tables go to docs/bench.md.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from bench.jobs import BOUND_S, Commit, Evenstep, StuckError
+from bench.tables import markdown, write
+from evenstep.decide.scaling.efficiency import Efficiency, efficiency
+from evenstep.decide.scaling.search import Size
+from evenstep.decide.scaling.utility import Utility, value_at
+from evenstep.journal import read
+from evenstep.types import Drain, Launch, Regroup, Stay, StepDone
+
+MADE_BY = "python -m bench.scaling"
+BATCH = 480
+SAMPLES = 2400  # of an epoch
+MOST = 12
+JOB = 4_000_000  # samples of the job that the search is for
+EPOCHS = -(-JOB // SAMPLES)
+PRICE = 1.0  # of a worker-hour
+MEASURED_S = 8.0
+SETTINGS = ("scaling.period_steps=10", "scaling.step_workers=1", "scaling.settle_steps=40")
+
+
+class Quotas(Evenstep):
+    """Workers of a quarter of a core."""
+
+    script = "with_quota.py"
+    most = MOST
+
+
+def job(folder: str, num_workers: int, options: Sequence[str] = (), *more: str) -> Quotas:
+    """A run of such workers."""
+    made = Quotas(
+        Path(folder), ["--batch", str(BATCH), "--epochs", str(EPOCHS), *more], num_workers
+    )
+    made.options = options
+    return made
+
+
+def until(job: Quotas, holds: Callable[[list[Commit]], bool], bound_s: float = BOUND_S) -> None:
+    """Wait for something to hold of the steps."""
+    until_s = time.monotonic() + bound_s
+    while not holds(job.commits()):
+        if time.monotonic() > until_s:
+            raise StuckError(Path(job.folder, "log").read_text()[-2000:])
+        time.sleep(0.2)
+
+
+def rate(job: Quotas, num_workers: int) -> float:
+    """Samples a second over the next few seconds, once so many workers train and are warm."""
+    until(job, lambda found: sum(c.world == num_workers for c in found[-40:]) > 5)
+    begun_s = time.monotonic() + 2.0
+    time.sleep(2.0 + MEASURED_S)
+    ends = sorted({c.step: c.at_s for c in reversed(job.commits()) if c.at_s > begun_s}.values())
+    return BATCH * (len(ends) - 1) / (ends[-1] - ends[0])
+
+
+def static_sizes() -> dict[int, float]:
+    """Samples a second at every size, up and down again in one run: the mean of the two."""
+    found: dict[int, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder, job(folder, 1, ("--spares", str(MOST))) as run:
+        for size in (*range(1, MOST + 1), *range(MOST - 1, 0, -1)):
+            if size != run.world:
+                run.scale(size)
+            found.setdefault(size, []).append(rate(run, size))
+            print(f"  {size} workers: {found[size][-1]:.0f} samples/s", flush=True)
+    return {size: fmean(rates) for size, rates in found.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """What a live search did."""
+
+    settled_at: int
+    search_s: float
+    samples: int  # trained while it searched
+    worker_s: float  # of all workers, while it searched
+    path: tuple[int, ...]
+    reasons: tuple[str, ...]
+
+
+def search(heuristic: str) -> Searched:
+    """Run the search until it settles."""
+    sets = [f"--set={setting}" for setting in SETTINGS]
+    options = ("--scale", heuristic, "--price", str(PRICE), *sets)
+    with tempfile.TemporaryDirectory() as folder, job(folder, 1, options) as run:
+        until_s = time.monotonic() + 400
+        while not (found := read_search(run.journal)) or found.settled_at == 0:
+            if time.monotonic() > until_s:
+                raise StuckError(f"not settled: {found}")
+            time.sleep(1.0)
+    return found
+
+
+def read_search(journal: Path) -> Searched | None:
+    """The search in a journal: from the first step to where it has settled, if it has."""
+    if not journal.exists():
+        return None
+    path: list[int] = []
+    reasons: list[str] = []
+    begun_s = last_s = worker_s = 0.0
+    samples = settled_at = 0
+    for record in read(journal)[1]:
+        for action in record.actions:
+            if isinstance(action, Regroup):
+                path.append(len(action.roster))
+        if not isinstance(record.event, StepDone):
+            continue
+        begun_s = begun_s or record.at_s - record.event.seconds
+        worker_s += len(record.event.reports) * (record.at_s - (last_s or begun_s))
+        last_s = record.at_s
+        samples += record.event.quiet_samples + sum(r.samples for r in record.event.reports)
+        for action in record.actions:
+            if isinstance(action, Stay | Launch | Drain):
+                reasons.append(action.reason)
+                if isinstance(action, Stay) and "settle at" in action.reason:
+                    settled_at = len(record.event.reports)
+        if settled_at:
+            break
+    return Searched(
+        settled_at=settled_at,
+        search_s=last_s - begun_s,
+        samples=samples,
+        worker_s=worker_s,
+        path=tuple(path),
+        reasons=tuple(reasons),
+    )
+
+
+def best_by_efficiency(rates: dict[int, float], heuristic: Efficiency) -> int:
+    """The size after which a worker more is not worth it, by the rates of all sizes."""
+    sizes = [record(n, r) for n, r in sorted(rates.items())]
+    for smaller, larger in pairwise(sizes):
+        if efficiency(smaller, larger) <= heuristic.threshold:
+            return smaller.num_workers
+    return sizes[-1].num_workers
+
+
+def best_by_utility(rates: dict[int, float], heuristic: Utility) -> int:
+    """The size at which utility less cost is highest."""
+    points = heuristic.points(initial_total_s=JOB / rates[1])
+
+    def worth(size: int) -> float:
+        total_s = JOB / rates[size]
+        return value_at(points, total_s) - size * PRICE / 3600 * total_s
+
+    return max(rates, key=worth)
+
+
+def record(num_workers: int, samples_per_s: float) -> Size:
+    """A size as the search keeps it."""
+    price = num_workers * PRICE / 3600
+    return Size(
+        num_workers=num_workers, samples_per_s=samples_per_s, price_per_s=price, batch=BATCH
+    )
+
+
+def sizes() -> None:
+    """Brute force over all sizes, and the search for each heuristic."""
+    rates = static_sizes()
+    linear = f"10,{2 * JOB / max(rates.values()):.0f}"
+    asked: list[tuple[str, int]] = [
+        ("efficiency:threshold=0.3", best_by_efficiency(rates, Efficiency(threshold=0.3))),
+        (f"utility:linear={linear}", best_by_utility(rates, Utility(linear=linear))),
+    ]
+    rows = []
+    lines = []
+    for heuristic, best in asked:
+        found = search(heuristic)
+        print(heuristic, "best", best, "found", found.settled_at, found.path, flush=True)
+        rest_s = (JOB - found.samples) / rates[found.settled_at]
+        total_s = found.search_s + rest_s
+        worker_s = found.worker_s + found.settled_at * rest_s
+        rows.append(
+            [
+                heuristic,
+                str(best),
+                str(found.settled_at),
+                " ".join(map(str, found.path)),
+                f"{found.search_s:.0f} s",
+                f"{100 * found.search_s / total_s:.1f} %",
+                f"{total_s / 60:.1f} min",
+                f"{worker_s / 3600:.2f} h",
+            ]
+        )
+        lines += [f"{heuristic}: {reason}" for reason in found.reasons[-3:]]
+    for line in lines:
+        print(line)
+    header = ["heuristic", "best size", "found", "its path", "searched for", "of the job", "job"]
+    table = markdown([*header, "worker-hours"], rows)
+    write("bench.md", "search", table, made_by=MADE_BY)
+    print(table)
+    table = markdown(
+        ["workers", "samples/s", "job", "worker-hours"],
+        [
+            [str(n), f"{r:.0f}", f"{JOB / r / 60:.1f} min", f"{n * JOB / r / 3600:.2f} h"]
+            for n, r in sorted(rates.items())
+        ],
+    )
+    write("bench.md", "sizes", table, made_by=MADE_BY)
+    print(table)
+
+
+def stragglers() -> None:
+    """One of four workers slowed down, with balancing and replacement on and off."""
+    rows = []
+    for factor in (0.75, 0.5, 0.25):
+        rates = []
+        for policy in ("uniform", "auto"):
+            for replace in (False, True):
+                rates.append(with_straggler(factor, policy, replace=replace))
+                print(f"  {factor} {policy} {replace}: {rates[-1]:.0f}", flush=True)
+        rows.append([f"{factor:g}", *(f"{r / rates[0]:.2f}x" for r in rates)])
+    header = ["its speed", "neither", "replaced", "balanced", "balanced, replaced"]
+    table = markdown(header, rows)
+    write("bench.md", "stragglers", table, made_by=MADE_BY)
+    print(table)
+
+
+def with_straggler(factor: float, policy: str, *, replace: bool) -> float:
+    """Samples a second, a minute after one of four workers was slowed down for good."""
+    told = [f"policy={policy}", f"straggler.replace={str(replace).lower()}"]
+    options = [f"--set={setting}" for setting in (*told, "straggler.warmup_steps=10")]
+    slow = ("--slow", "w2", "--factor", str(factor), "--from-step", "30")
+    with tempfile.TemporaryDirectory() as folder, job(folder, 4, options, *slow) as run:
+        until(run, lambda found: max((c.step for c in found), default=0) > 30)
+        time.sleep(30.0)
+        return rate(run, 4)
+
+
+SECTIONS = {"sizes": sizes, "stragglers": stragglers}
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    names = sys.argv[1:] or list(SECTIONS)
+    if unknown := set(names) - SECTIONS.keys():
+        raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    for name in names:
+        print(name, flush=True)
+        SECTIONS[name]()
+
+
+if __name__ == "__main__":
+    main()

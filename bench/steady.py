@@ -1,0 +1,86 @@
+"""What being elastic costs while nothing changes: `evenstep run` beside the same under torchrun.
+
+    python -m bench.steady     # about three minutes
+
+Both run side by side and train in turns, so that whatever else the machine does meets both.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median, quantiles
+
+from bench.jobs import BIN, BOUND_S, ROOT, end_process
+from bench.tables import write
+
+TURNS, STEPS, WARM, BATCH, WORLD = 80, 40, 5, 256, 2
+
+
+class Trained:
+    """A job that trains a turn when told to."""
+
+    def __init__(self, folder: Path, starter: Sequence[str], last: ExitStack) -> None:
+        self._folder, self._turn = folder, 0
+        folder.mkdir()
+        script = str(ROOT / "bench" / "rivals" / "in_turns.py")
+        args = ["--out", str(folder), "--batch", str(BATCH), "--turns", str(TURNS + WARM)]
+        log = last.enter_context((folder / "log").open("w"))
+        process = subprocess.Popen(
+            [str(BIN / starter[0]), *starter[1:], script, *args, "--steps", str(STEPS)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        last.callback(end_process, process)
+
+    def take(self) -> float:
+        """One turn: how long the slowest worker took."""
+        (self._folder / f"go-{self._turn}").touch()
+        told = [self._folder / f"done-{self._turn}-{rank}" for rank in range(WORLD)]
+        self._turn += 1
+        until_s = time.monotonic() + BOUND_S
+        while not all(path.exists() for path in told):
+            if time.monotonic() > until_s:
+                raise SystemExit((self._folder / "log").read_text()[-3000:])
+            time.sleep(0.005)
+        return max(float(path.read_text()) for path in told)
+
+
+def main() -> None:
+    """Measure, and write the line in docs/bench.md."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as last:
+        run = ["run", "--workers", str(WORLD), "--run", f"{folder}/run"]
+        elastic = Trained(Path(folder, "elastic"), ["evenstep", *run], last)
+        torchrun = ["torchrun", "--standalone", "--nproc-per-node", str(WORLD)]
+        fixed = Trained(Path(folder, "fixed"), torchrun, last)
+        for _ in range(WARM):
+            elastic.take()
+            fixed.take()
+        pairs = []
+        for turn in range(TURNS):
+            if turn % 2:
+                pairs.append((elastic.take(), fixed.take()))
+            else:
+                pairs.append((fixed.take(), elastic.take())[::-1])
+    ratios = [ours / theirs for ours, theirs in pairs]
+    low, _, high = quantiles(ratios)
+    doubt = 1.57 * (high - low) / math.sqrt(len(ratios))
+    step_ms = 1000 * median(theirs for _, theirs in pairs) / STEPS
+    told = (
+        f"{WORLD} workers, a step of {step_ms:.1f} ms under torchrun; `evenstep run` over torchrun: "
+        f"{median(ratios):.3f} ± {doubt:.3f}, the median over {TURNS} pairs of turns of {STEPS} steps."
+    )
+    print(told)
+    write("bench.md", "steady", told, made_by="python -m bench.steady")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Several hosts: workers that join from elsewhere, a host that is cut off and comes back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.faults.conftest import Alone
+from tests.faults.running import BOUND_S, EVENSTEP, SCRIPT, Running, same
+from tests.hosts import Host, Hosts, make_hosts
+
+ARGS = ["--epochs", "60", "--pause", "0.01"]
+EVICTED = 75
+
+
+class Cluster:
+    """A run whose coordinator is on the first host, with workers joined from others."""
+
+    def __init__(self, folder: Path, hosts: Hosts) -> None:
+        self.hosts, self.run, self.out = hosts, folder / "run", folder / "out"
+        self.out.mkdir()
+        self._path = folder / "log"
+        self._log = self._path.open("w")
+        self._script = [str(SCRIPT), "--out", str(self.out), *ARGS]
+
+    def coordinate(self, *options: str) -> subprocess.Popen[Any]:
+        """Start the run on the first host."""
+        command = [str(EVENSTEP), "run", "--restarts", "0", "--run", str(self.run), *options]
+        where = ["--host", self.hosts[0].address]
+        process = self._popen(self.hosts[0], [*command, *where, *self._script])
+        until(lambda: (self.run / "address").exists())
+        return process
+
+    def join(self, i: int) -> subprocess.Popen[Any]:
+        """Start a worker on another host."""
+        address = (self.run / "address").read_text().strip()
+        own = ["--address", self.hosts[i].address, "--token-file", str(self.run / "token")]
+        return self._popen(self.hosts[i], [str(EVENSTEP), "join", *own, address, *self._script])
+
+    def said(self) -> str:
+        """All that anybody printed."""
+        return self._path.read_text()
+
+    def _popen(self, host: Host, command: Sequence[str]) -> subprocess.Popen[Any]:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return host.popen(command, env=env, stdout=self._log, stderr=subprocess.STDOUT)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with make_hosts(3) as hosts:
+        found = Cluster(tmp_path, hosts)
+        yield found
+        sys.stdout.write(found.said())  # shown with a failure
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for something to be so, within the bound."""
+    until_s = time.monotonic() + BOUND_S
+    while not holds():
+        assert time.monotonic() < until_s, "too late"
+        time.sleep(0.05)
+
+
+def test_a_host_is_cut_off_and_the_others_end_the_run(cluster: Cluster, alone: Alone) -> None:
+    run = cluster.coordinate("--workers", "1:3")
+    near, far = cluster.join(1), cluster.join(2)
+    until(lambda: "of 3, after" in cluster.said())
+    cluster.hosts.cut(2)
+    until(lambda: "is lost: silent" in cluster.said())
+    cluster.hosts.restore(2)
+    assert run.wait(BOUND_S) == 0
+    assert near.wait(BOUND_S) == 0
+    assert far.wait(BOUND_S) == EVICTED  # it finds its place gone
+    ends = [torch.load(path, weights_only=True) for path in cluster.out.glob("*.pt")]
+    assert ends  # both are called "alone": a worker that joins has no name yet when it starts
+    assert all(same(end, alone(*ARGS)) for end in ends)
+
+
+def test_the_coordinators_host_is_cut_off_past_the_lease(
+    cluster: Cluster, alone: Alone, tmp_path: Path
+) -> None:
+    """Its own worker goes on with it; the others stop, and nothing is trained twice."""
+    run = cluster.coordinate("--workers", "1:3", "--lease", "3")
+    others = [cluster.join(1), cluster.join(2)]
+    until(lambda: "of 3, after" in cluster.said())
+    cluster.hosts.cut(0)
+    assert [other.wait(BOUND_S) for other in others] == [EVICTED, EVICTED]
+    cluster.hosts.restore(0)
+    assert run.wait(BOUND_S) == 0
+    (end,) = [torch.load(path, weights_only=True) for path in cluster.out.glob("*.pt")]
+    assert same(end, alone(*ARGS))
+
+
+def test_a_coordinator_without_workers_of_its_own_is_cut_off_past_the_lease(
+    cluster: Cluster, alone: Alone, tmp_path: Path
+) -> None:
+    """The workers train on until the lease is over and keep a checkpoint: the run goes on there."""
+    run = cluster.coordinate("--workers", "0", "--lease", "3")
+    others = [cluster.join(1), cluster.join(2)]
+    until(lambda: "of 2, after" in cluster.said())
+    cluster.hosts.cut(0)
+    assert [other.wait(BOUND_S) for other in others] == [EVICTED, EVICTED]
+    assert run.wait(BOUND_S) == 1
+    assert not list(cluster.out.glob("*.pt"))
+    with Running(tmp_path, workers="2", args=ARGS) as again:
+        assert again.finish() == 0
+        assert "going on from" in again.said()
+        assert all(same(end, alone(*ARGS)) for end in again.results().values())

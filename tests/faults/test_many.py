@@ -1,0 +1,53 @@
+"""Many workers, and many generations: nothing grows that should not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.conftest import Alone
+from tests.faults.running import Running, same
+
+WORKERS = int(os.environ.get("EVENSTEP_MANY_WORKERS", "10"))  # 64 by hand
+GENERATIONS = int(os.environ.get("EVENSTEP_GENERATIONS", "60"))  # 1,000 by hand
+
+
+@pytest.mark.timeout(120 + 10 * WORKERS)
+def test_many_workers_join_train_shrink_and_finish(tmp_path: Path, alone: Alone) -> None:
+    args = ["--samples", "960", "--batch", "192", "--epochs", "40"]
+    bound_s = 60.0 + 5 * WORKERS
+    few = max(2, WORKERS // 4)
+    with Running(tmp_path, workers=f"{few}:{WORKERS}", args=args, bound_s=bound_s) as run:
+        run.until_training(few)
+        run.ask("scale", num_workers=WORKERS)
+        before = run.until_training(WORKERS)["generation"]
+        run.ask("scale", num_workers=few)
+        run.until_training(few, after=before)
+        assert run.finish() == 0
+        ends = run.results().values()
+        assert len(ends) == few
+        assert all(same(end, alone(*args)) for end in ends)
+
+
+@pytest.mark.timeout(120 + GENERATIONS)
+def test_memory_and_open_files_stay_flat_over_many_generations(tmp_path: Path) -> None:
+    args, options = ["--epochs", "1000000"], ["--spares", "1"]
+    with Running(tmp_path, workers="3:4", options=options, args=args) as run:
+        generation = run.until_training(3)["generation"]
+        run.ask("scale", num_workers=4)
+        status = run.until_training(4, after=generation)
+        first = status["generation"]
+        watched = [psutil.Process(pid) for pid in (run.process.pid, *run.pids().values())]
+        used: list[list[tuple[int, int]]] = []
+        while status["generation"] < first + GENERATIONS:
+            num = 3 if (status["generation"] - first) % 2 == 0 else 4
+            run.ask("scale", num_workers=num)
+            status = run.until_training(num, after=status["generation"])
+            used.append([(p.num_fds(), p.memory_info().rss) for p in watched])
+        warm, last = used[GENERATIONS // 4], used[-1]
+        for (files, memory), (files_then, memory_then) in zip(warm, last, strict=True):
+            assert files_then <= files + 8
+            assert memory_then <= memory * 1.1 + 8e6

@@ -1,0 +1,177 @@
+"""The size of a run, found while it trains; batches that grow; stragglers; spares."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+
+from evenstep.journal import Record, read
+from evenstep.simulate.run import run as simulate
+from evenstep.simulate.scenario import Scenario, WorkerGroup
+from evenstep.types import AnyAction, Drain, Launch, LaunchFailed, Plan, Regroup, Stay, StepDone
+from tests.faults.conftest import Alone
+from tests.faults.running import SCRIPT, Running, same
+
+# On such devices three workers take as long as four: 10 ms a sample, 80 ms at least, batch 24.
+KNEE = ["--per-sample", "0.01", "--floor", "0.08"]
+SEARCH = (
+    "scaling.period_steps=5",
+    "scaling.step_workers=1",
+    "scaling.settle_steps=10",
+    "policy=uniform",
+)
+
+
+def sets(*settings: str) -> list[str]:
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+def actions(run: Running) -> list[AnyAction]:
+    return [action for record in journal(run) for action in record.actions]
+
+
+def journal(run: Running) -> list[Record]:
+    return list(read(run.folder / "journal.jsonl")[1])
+
+
+def sizes(taken: list[AnyAction]) -> list[int]:
+    return [len(action.roster) for action in taken if isinstance(action, Regroup)]
+
+
+@pytest.mark.timeout(240)
+def test_the_search_finds_the_knee_and_says_why(tmp_path: Path, alone: Alone) -> None:
+    args = ["--epochs", "40"]
+    options = ["--scale", "efficiency:threshold=0.3", *sets(*SEARCH)]
+    with Running(tmp_path, workers="1:5", options=options, args=[*args, *KNEE]) as run:
+        assert run.finish() == 0
+        taken = actions(run)
+        assert sizes(taken) == [1, 2, 3, 4, 3]
+        assert any(isinstance(a, Stay) and "settle at 3" in a.reason for a in taken)
+        assert all(same(end, alone(*args)) for end in run.results().values())
+        predicted_as_it_was(run)
+
+
+def predicted_as_it_was(run: Running) -> None:
+    """The simulator, given what was measured, goes the same way in about the same time."""
+    settings, live = read(run.folder / "journal.jsonl")
+    usual_s = step_seconds(list(live))
+    shares = {24 // n: 24 / n / usual_s[n] for n in (1, 2, 3)}  # of one worker: samples a second
+    alike = WorkerGroup(throughput=shares, startup_s=1.0)
+    pool = WorkerGroup(throughput=shares, startup_s=1.0, count=4)
+    length = settings.settings.samples
+    scenario = Scenario(settings=settings.settings, workers=(alike,), pool=(pool,), samples=length)
+    path = run.folder / "predicted.jsonl"
+    simulate(scenario, journal=path)
+    virtual = list(read(path)[1])
+    assert sizes([action for record in virtual for action in record.actions]) == [1, 2, 3, 4, 3]
+    predicted_s = step_seconds(virtual)
+    for n in (1, 2, 3):
+        assert predicted_s[n] == pytest.approx(usual_s[n], rel=0.1)
+
+
+def step_seconds(records: list[Record]) -> dict[int, float]:
+    """The median step of each size."""
+    seconds: dict[int, list[float]] = {}
+    for record in records:
+        if isinstance(record.event, StepDone):
+            seconds.setdefault(len(record.event.reports), []).append(record.event.seconds)
+    return {n: median(all_s) for n, all_s in seconds.items()}
+
+
+@pytest.mark.timeout(180)
+def test_a_batch_that_grows_with_the_workers(tmp_path: Path) -> None:
+    """Each sample once an epoch, the same parameters everywhere, the rate follows the batch."""
+    args = ["--per-worker", "8", "--limit", "24", "--epochs", "40", "--pause", "0.01"]
+    options = [*sets("batch.lr_rule=linear", "batch.lr_warmup_steps=5")]
+    with Running(tmp_path, workers="1:4", options=options, args=args) as run:
+        for num in (2, 3, 4):
+            step = run.until_training(num - 1)["step"]
+            run.until_step(step + 10)
+            run.ask("scale", num_workers=num)
+        run.until_training(4)
+        run.signal("w1")
+        assert run.finish() == 0
+        ends = list(run.results().values())
+        first, *others = ends
+        for other in others:
+            for name, tensor in first["model"].items():
+                torch.testing.assert_close(other["model"][name], tensor, rtol=0, atol=1e-12)
+        assert {end["samples"] for end in ends} == {240 * 40}
+        (whole,) = [end["steps"] for end in ends if len(end["steps"]) == end["step"]]
+        assert {batch for _, batch in whole} >= {8, 16, 24}
+        plans = [a for a in actions(run) if isinstance(a, Plan)]
+        assert all(p.lr_factor == sum(p.shares.values()) / 8 for p in plans)
+
+
+@pytest.mark.timeout(180)
+def test_adascale_follows_the_noise_of_the_gradients(tmp_path: Path) -> None:
+    args = ["--per-worker", "8", "--limit", "32", "--epochs", "20"]
+    options = sets("batch.lr_rule=adascale", "policy=uniform")
+    with Running(tmp_path, workers="3", options=options, args=args) as run:
+        assert run.finish() == 0
+        plans = [a for a in actions(run) if isinstance(a, Plan)]
+        assert plans[0].lr_factor == 1.0  # nothing is known yet
+        assert all(1.0 <= p.lr_factor <= 3.0 for p in plans)
+        assert any(p.lr_factor > 1.0 for p in plans)
+
+
+@pytest.mark.timeout(180)
+def test_a_straggler_is_replaced_and_leaves_when_its_substitute_is_there(
+    tmp_path: Path, alone: Alone
+) -> None:
+    args = ["--epochs", "60"]
+    slow = ["--slow", "w1", "--slow-from", "20", "--per-sample", "0.004"]
+    options = sets("straggler.replace=true", "straggler.warmup_steps=5", "policy=uniform")
+    with Running(tmp_path, workers="3", options=options, args=[*args, *slow]) as run:
+        assert run.finish() == 0
+        taken = actions(run)
+        (ordered,) = [a for a in taken if isinstance(a, Launch)]
+        (drained,) = [a for a in taken if isinstance(a, Drain)]
+        assert "replace w1" in ordered.reason
+        assert (drained.worker, "has joined in its place" in drained.reason) == ("w1", True)
+        assert sizes(taken) == [3, 4, 3]
+        assert sorted(run.results()) == ["w0", "w2", "w3"]
+        assert all(same(end, alone(*args)) for end in run.results().values())
+
+
+@pytest.mark.timeout(180)
+def test_a_spare_comes_back_without_starting_up(tmp_path: Path, alone: Alone) -> None:
+    args = ["--epochs", "100", "--pause", "0.01"]
+    options = ["--spares", "1"]
+    with Running(tmp_path, workers="2:3", options=options, args=args) as run:
+        run.until_training(2)
+        run.ask("scale", num_workers=3)
+        status, there = run.until_training(3), run.pids()
+        for _ in range(3):
+            run.ask("scale", num_workers=2)
+            status = run.until_training(2, after=status["generation"])
+            (spare,) = [w for w in run.status()["workers"] if w["state"] == "spare"]
+            run.until_step(status["step"] + 25)  # more than an epoch
+            run.ask("scale", num_workers=3)
+            status = run.until_training(3, after=status["generation"])
+            assert run.pids() == there
+            assert spare["worker"] in there
+        run.ask("scale", num_workers=2)
+        assert run.finish() == 0
+        assert all(same(end, alone(*args)) for end in run.results().values())
+
+
+@pytest.mark.timeout(180)
+def test_workers_that_cannot_be_started_are_told_of_and_training_goes_on(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    shutil.copy(SCRIPT, script)
+    options = ["--scale", "efficiency", *sets(*SEARCH)]
+    args = ["--epochs", "20", "--pause", "0.02"]
+    with Running(tmp_path, workers="1:4", options=options, args=args, script=script) as run:
+        run.until_training(1)
+        script.write_text("raise SystemExit(3)")
+        assert run.finish() == 0
+        events = [r.event for r in journal(run)]
+        assert any(isinstance(event, LaunchFailed) for event in events)
+        stays = [a.reason for a in actions(run) if isinstance(a, Stay)]
+        assert any("did not start" in why for why in stays)
+        assert any("none could be started" in why for why in stays)
