@@ -185,6 +185,15 @@ def exposed_s(cluster: Cluster, steps: int = 100) -> float:
     return max(0.0, float(np.median(train(idle, "ddp", steps, equal(idle)).seconds)) - 0.02)
 
 
+def reduction_s(cluster: Cluster, steps: int = 60) -> float:
+    """What the reduction of the gradients takes, by itself and under the quotas.
+
+    Where the CPU is what a worker has too little of, nothing of it can hide behind compute.
+    """
+    told = _run(cluster, ["--way", "reduce", "--steps", str(steps)])
+    return float(np.median(np.max(np.array(told), axis=0)))
+
+
 def _run(cluster: Cluster, *args: list[str]) -> list[dict[str, Any]]:
     device = ""
     if cluster.devices:

@@ -91,6 +91,21 @@ def balanced(work: Workload, args: argparse.Namespace, device: Device) -> Steps:
                 yield session.counted, loss.item()
 
 
+def reducing(work: Workload, args: argparse.Namespace) -> list[float]:
+    """Nothing but the reduction of the model's gradients, all ranks being there at once."""
+    torch.distributed.init_process_group("gloo")
+    gradients = torch.zeros(sum(p.numel() for p in work.model.parameters()))
+    here = torch.zeros(1)
+    seconds = []
+    for _ in range(args.steps):
+        time.sleep(0.05)  # a quota is whole again by then
+        torch.distributed.all_reduce(here)
+        begun_s = time.monotonic()
+        torch.distributed.all_reduce(gradients)
+        seconds.append(time.monotonic() - begun_s)
+    return seconds
+
+
 def alone(work: Workload, args: argparse.Namespace, device: Device) -> dict[int, float]:
     """This worker by itself: how long forward and backward take for each size."""
     seconds: dict[int, float] = {}
@@ -112,7 +127,7 @@ def main() -> None:
     """Train for so many steps, or for as many as each line of standard input asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
-    parser.add_argument("--way", required=True, help="ddp, alone, or a policy of evenstep")
+    parser.add_argument("--way", required=True, help="ddp, alone, reduce, or a policy of evenstep")
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--shares", default="", help="for ddp")
     parser.add_argument("--sizes", default="", help="for alone")
@@ -130,6 +145,10 @@ def main() -> None:
         line_up()
         print(json.dumps(alone(work, args, device)), flush=True)
         return
+    if args.way == "reduce":
+        line_up()
+        print(json.dumps(reducing(work, args)), flush=True)
+        os._exit(0)
     steps = (plain if args.way == "ddp" else balanced)(work, args, device)
     ends_s: list[float] = []
     taken: list[tuple[int, float]] = []

@@ -562,7 +562,7 @@ def test_there_are_no_more_spares_than_asked_for(make: Make) -> None:
     ask(world, "scale", num_workers=1)
     world.settle(8)
     assert [w["state"] for w in status(world)["workers"]].count("spare") == 1
-    assert sum(bool(heard(w, Goodbye)) for w in world.workers.values()) == 2
+    assert sum(w.connected for w in world.workers.values()) == 2
 
 
 def test_one_who_is_drained_by_name_does_not_stay(make: Make) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,6 +22,11 @@ from evenstep.messages import Ask
 from tests.coordinate.world import SimWorker, World
 
 some = st.integers(0, 10)
+
+
+def status_of(status: dict[str, Any], worker: str) -> str:
+    """The state of a worker, as operators see it."""
+    return next(str(row["state"]) for row in status["workers"] if row["worker"] == worker)
 
 
 class Membership(RuleBasedStateMachine):
@@ -205,7 +211,9 @@ class Membership(RuleBasedStateMachine):
             assert world.take_step(), (status, alive)
             assert world.step == trained + 1
             for worker in alive:
-                if worker.said_ready and not worker.goodbye and not worker.done:
+                if worker.rests:
+                    assert status_of(status, worker.id) == "spare"
+                elif worker.said_ready and not worker.goodbye and not worker.done:
                     assert worker.id in world._roster(status["generation"]), (worker, status)
         else:
             assert status["state"] in ("paused", "starting"), (status, alive)

@@ -326,9 +326,10 @@ def test_it_looks_every_period_and_never_while_waiting() -> None:
     memory, looks = Search(), []
     for step in range(33):
         memory = observe(memory, 4, 64, 1.0, 1.0)
-        if ask(memory)[2]:
-            looks.append(step)
         assert ask(memory, waiting=True) == (memory, None, "")
+        memory, _, why = ask(memory)
+        if why:
+            looks.append(step)
     assert looks == [10, 20, 30]
 
 

@@ -184,6 +184,8 @@ class Session(ABC):
         """
         if self._loader is not None:
             raise ConfigError("loader", "a session has one; use session.evaluation for others")
+        if batch < 1 and not per_worker:
+            raise ConfigError("batch", f"must be 1 or more, got {batch}")
         loader = Loader(
             self,
             dataset,
