@@ -172,13 +172,19 @@ class Control:
             self._lock.notify_all()
 
     def _write(self) -> None:
+        beat_s = time.monotonic() + self._every_s
         while True:
             message: FromClient | None
-            try:
-                message = self._outbox.get(timeout=self._every_s)
-            except queue.Empty:
+            left_s = beat_s - time.monotonic()
+            if left_s <= 0:  # also while there is a lot to say, as a leader has
                 generation, step, waiting = self._progress()
                 message = Alive(generation=generation, step=step, waiting=waiting)
+                beat_s = time.monotonic() + self._every_s
+            else:
+                try:
+                    message = self._outbox.get(timeout=left_s)
+                except queue.Empty:
+                    continue
             if message is None:
                 return
             with self._lock:
