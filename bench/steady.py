@@ -75,8 +75,8 @@ def main() -> None:
     doubt = 1.57 * (high - low) / math.sqrt(len(ratios))
     step_ms = 1000 * median(theirs for _, theirs in pairs) / STEPS
     told = (
-        f"{WORLD} workers, a step of {step_ms:.1f} ms under torchrun; `evenstep run` over torchrun: "
-        f"{median(ratios):.3f} ± {doubt:.3f}, the median over {TURNS} pairs of turns of {STEPS} steps."
+        f"{WORLD} workers, {step_ms:.1f} ms a step under torchrun; `evenstep run` over that: "
+        f"{median(ratios):.3f} ± {doubt:.3f} (median over {TURNS} pairs of turns of {STEPS} steps)."
     )
     print(told)
     write("bench.md", "steady", told, made_by="python -m bench.steady")

@@ -1,4 +1,4 @@
-"""On evenstep, whatever started it: trains when it is its turn, so that two jobs can be compared."""
+"""On evenstep, whatever started it: trains when it is its turn, to be compared with another."""
 
 from __future__ import annotations
 
