@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,13 @@ import pytest
 from tests.faults.conftest import Alone
 from tests.faults.running import Running, same
 
+SHRINK = ["kill", "drain", "kill beside one that is stopped"]
 EVENTS = int(os.environ.get("EVENSTEP_CHAOS_EVENTS", "8"))  # 100 and more by hand
+
+
+def without(worker: str, status: dict[str, Any]) -> bool:
+    """Whether a worker is known to be gone."""
+    return worker not in {w["worker"] for w in status["workers"] if w["state"] != "gone"}
 
 
 @pytest.mark.timeout(120 + 10 * EVENTS)
@@ -23,22 +31,31 @@ def test_a_run_through_chaos_ends_where_one_process_ends(
     chance = np.random.default_rng(seed)
     args = ["--epochs", str(25 * EVENTS), "--pause", "0.01"]
     options = ["--restarts", "0", "--checkpoint-every", "1"]
-    with Running(tmp_path, workers="5:7", options=options, args=args) as run:
+    with Running(tmp_path, workers="3:7", options=options, args=args) as run:
+        run.until_training(3)
+        run.ask("scale", num_workers=5)
         status = run.until_training(5)
         for _ in range(EVENTS):
-            there = run.pids()
-            what = chance.choice(["kill", "drain", "grow"]) if len(there) > 3 else "grow"
-            worker = str(chance.choice(list(there)))
-            generation = status["generation"]
-            if what == "kill":
-                run.signal(worker, signal.SIGKILL)
-                status = run.until_training(len(there) - 1, after=generation)
+            there, generation = run.pids(), status["generation"]
+            few, many = len(there) <= 3, len(there) >= 7
+            what = str(chance.choice([*([] if few else SHRINK), *([] if many else ["grow"])]))
+            chosen = [str(w) for w in chance.choice(list(there), 2, replace=False)]
+            if what == "grow":
+                num = len(there) + 1
+                run.ask("scale", num_workers=num)
             elif what == "drain":
-                run.ask("drain", worker=worker)
-                status = run.until_training(len(there) - 1, after=generation)
-            else:
-                run.ask("scale", num_workers=len(there) + 1)
-                status = run.until_training(len(there) + 1, after=generation)
+                num = len(there) - 1
+                run.ask("drain", worker=chosen[0])
+            elif what == "kill":
+                num = len(there) - 1
+                run.signal(chosen[0], signal.SIGKILL)
+            else:  # one is killed while another stands still: it must not be taken for dead
+                num = len(there) - 1
+                run.signal(chosen[1], signal.SIGSTOP)
+                os.kill(there[chosen[0]], signal.SIGKILL)
+                run.until(partial(without, chosen[0]))
+                os.kill(there[chosen[1]], signal.SIGCONT)
+            status = run.until_training(num, after=generation)
             status = run.until_step(status["step"] + int(chance.integers(1, 5)))
         run.ask("stop")
         assert run.finish() == 0
