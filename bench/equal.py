@@ -41,9 +41,26 @@ class Compared:
 
 
 def compare(
-    workload: str, batch: int, *, policy: str = "auto", turns: int, steps: int, warm: int
+    workload: str,
+    batch: int,
+    *,
+    policy: str = "auto",
+    turns: int,
+    steps: int,
+    warm: int,
+    launches: int = 1,
 ) -> Compared:
-    """Train a workload both ways in turns."""
+    """Train a workload both ways in turns; where processes land differs from launch to launch."""
+    parts = [_compare(workload, batch, policy, turns, steps, warm) for _ in range(launches)]
+    return Compared(
+        ratios=[ratio for part in parts for ratio in part.ratios],
+        ddp_s=fmean(part.ddp_s for part in parts),
+        ddp_peak_bytes=max(part.ddp_peak_bytes for part in parts),
+        peak_bytes=max(part.peak_bytes for part in parts),
+    )
+
+
+def _compare(workload: str, batch: int, policy: str, turns: int, steps: int, warm: int) -> Compared:
     with ExitStack() as last:
         ddp = _Crew("ddp", workload, batch, last)
         even = _Crew(policy, workload, batch, last)

@@ -124,6 +124,8 @@ def measure(way: Way, model: str, num_workers: int) -> dict[Change, list[Cost]]:
 def one(job: Job, model: str, change: Change, turn: int, since_s: float) -> tuple[Cost, float]:
     """Make one change and wait until training goes on as it should."""
     before = [c for c in job.commits() if c.at_s >= since_s]
+    # At another point of a step each time: in the midst of compute, of reduction, at its end.
+    time.sleep((0.1 + 0.37 * turn) % 1.0 * usual(before))
     asked_s = time.monotonic()
     if change == "loss":
         job.lose((turn + 1) % job.world)

@@ -215,11 +215,11 @@ def equals() -> None:
     """Beside plain DDP on equal workers."""
     rows = []
     for workload, batch, turns, steps in (
-        ("cnn", 64, 400, 5),
-        ("resnet", 32, 150, 2),
-        ("transformer", 32, 200, 2),
+        ("cnn", 64, 200, 5),
+        ("resnet", 32, 60, 2),
+        ("transformer", 32, 80, 2),
     ):
-        done = compare(workload, batch, turns=turns, steps=steps, warm=100)
+        done = compare(workload, batch, turns=turns, steps=steps, warm=60, launches=4)
         rows.append(
             [workload, f"{done.ddp_s * 1000:.1f} ms", f"{done.ratio:.3f} ± {done.uncertainty:.3f}"]
         )

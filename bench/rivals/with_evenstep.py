@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from torch import nn
@@ -13,6 +14,7 @@ from bench.rivals.common import PAUSE_S, Told, arguments, network, optimizer_of,
 def main() -> None:
     """Train until told to stop."""
     args = arguments()
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")
     told = Told(args.out)
     model = network(args.model)
     with evenstep.join() as session:

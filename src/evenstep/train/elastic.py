@@ -25,6 +25,7 @@ from torch.distributed.distributed_c10d import Store
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import Coordinator
 from evenstep.messages import Began, Done, Failed, Generation, Leaving, Ready, Stepped
+from evenstep.train import pulse
 from evenstep.train.checkpoint import Checkpoints
 from evenstep.train.group import CPU, Group, GroupGoneError, PeerLostError, gather, reach
 from evenstep.train.guard import Undo, skip_if
@@ -43,6 +44,7 @@ log = logging.getLogger("evenstep")
 TIMEOUT_S = 600.0  # of a sum, if all else fails
 MEET_S = 10.0  # to make a group of ranks that are all there
 PARTING_S = 10.0
+FEW_WORKERS = 16  # buffers made beforehand have room for the pulse of so many, and four times that
 
 
 class ElasticSession(Session):
@@ -92,6 +94,8 @@ class ElasticSession(Session):
         if welcome.run and Path(welcome.run).is_dir():
             folder = Path(welcome.run) / "checkpoints"
             self._checkpoints = Checkpoints(folder, keep=welcome.checkpoints_kept)
+        assert self._reducer is not None
+        self._reducer.warm_up(pulse.size(FEW_WORKERS))
         self._member.control.tell(
             Ready(
                 **self._facts(self._loader),
@@ -109,7 +113,7 @@ class ElasticSession(Session):
         if self._lost:
             self._regroup()
         if self.void:
-            self._undo.restore()
+            self._undo.forget()
             self.void = False
         planned, self._planned = self._planned, 0
         if planned > self.generation:

@@ -51,16 +51,20 @@ class Undo:
     def restore(self) -> None:
         """Put back what the step has changed so far; as often as the loop goes on changing it.
 
-        Gradients become zero where there were none: a GradScaler wants to see some.
+        Gradients that belong to this step alone stay, since the rest of the loop may look at them;
+        `forget` takes them away.
         """
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._kept)
-        before = self._grads or [None] * len(self._params)
-        for param, grad in zip(self._params, before, strict=True):
-            if grad is not None:
-                param.grad = grad.clone()
-            elif param.grad is not None:
-                param.grad = torch.zeros_like(param)
+        for param, grad in zip(self._params, self._grads, strict=False):
+            param.grad = None if grad is None else grad.clone()
         for thing, state in zip(self._small, self._states, strict=True):
             thing.load_state_dict(state)
         torch.set_rng_state(self._random)
+
+    def forget(self) -> None:
+        """The step is over: nothing of its gradients is left."""
+        self.restore()
+        if not self._grads:
+            for param in self._params:
+                param.grad = None

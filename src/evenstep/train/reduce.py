@@ -37,12 +37,29 @@ class Bucket:
     ) -> None:
         self.params = list(params)
         sizes = [p.numel() for p in self.params]
+        self._num = sum(sizes)
         # Where the group can reduce it: on the host, for gradients of a GPU beside other devices.
-        self.flat = torch.zeros(sum(sizes) + room, dtype=self.params[0].dtype, device=device)
-        *pieces, self.rest = self.flat.split([*sizes, room])
-        self.views = list(map(_like, pieces, self.params))
+        # Some room more, for when there are more workers. Nothing is read before it is written.
+        self._all = torch.empty(self._num + 4 * room, dtype=self.params[0].dtype, device=device)
+        self.views = list(map(_like, self._all[: self._num].split(sizes), self.params))
         self.filled: set[int] = set()  # places of the parameters whose gradients are in
         self.work: Work | None = None
+        self._is_lent = False  # to a sum that may still write to it
+        self.fits(device, room)
+
+    def fits(self, device: torch.device, room: int) -> bool:
+        """Make so much room behind the gradients, in a buffer that nobody else writes to."""
+        if self._is_lent or self._all.device != device or self._num + room > len(self._all):
+            return False
+        self.flat = self._all[: self._num + room]
+        self.rest = self.flat[self._num :]
+        self.filled.clear()
+        return True
+
+    def lend(self, group: Group) -> None:
+        """Start summing it up."""
+        self._is_lent = True
+        self.work = group.sum_async(self.flat)
 
     def fill(self, place: int, weight: float) -> None:
         """A parameter's weighted gradient into the buffer; no gradient, or no weight, is zero."""
@@ -63,7 +80,7 @@ class Bucket:
 
     def squared_norm(self) -> float:
         """Of all gradients in the buffer."""
-        gradients = self.flat[: len(self.flat) - len(self.rest)]
+        gradients = self.flat[: self._num]
         return float(torch.dot(gradients, gradients))
 
     def empty(self, scale: float, used: Sequence[bool]) -> None:
@@ -78,7 +95,7 @@ class Bucket:
             else:
                 param.grad = view.to(param.device)
         self.filled.clear()
-        self.work = None
+        self.work, self._is_lent = None, False
 
 
 def _like(piece: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
@@ -124,18 +141,34 @@ class Reducer:
         ]
 
     def regroup(self, group: Group, control: Group, pulse: int) -> None:
-        """Reduce over another group, in fresh buffers: the old ones may still be written to."""
+        """Reduce over another group. Buffers to which an abandoned sum may write are made anew."""
         self.group, self._control = group, control
-        self.buckets, self._next, self.void = [], 0, False
+        before, self.buckets, self._next, self.void = self.buckets, [], 0, False
         # Alone there is nobody to reduce with, and gradients stay untouched where they are.
         if group.world > 1:
-            *first, last = cut(self._params)
-            holds = last[0].dtype in EXACT and group.device.type == "cpu"
-            self.buckets = [Bucket(ps, group.device) for ps in first]
-            self.buckets.append(
-                Bucket(last, group.device, pulse + len(self._params) if holds else 0)
-            )
+            parts = cut(self._params)
+            last = parts[-1][0]
+            holds = last.dtype in EXACT and group.device.type == "cpu"
+            room = pulse + len(self._params) if holds else 0
+            for i, params in enumerate(parts):
+                behind = room if i == len(parts) - 1 else 0
+                old = before[i] if before else None
+                if old is None or not old.fits(group.device, behind):
+                    old = Bucket(params, group.device, behind)
+                self.buckets.append(old)
         self._place_of = {p: (b, i) for b in self.buckets for i, p in enumerate(b.params)}
+
+    def warm_up(self, pulse: int) -> None:
+        """Make the buffers while nobody waits: a first touch of so much memory takes its time."""
+        if all(p.device.type == "cpu" for p in self._params):
+            parts = cut(self._params)
+            rooms = [0] * (len(parts) - 1) + [pulse + len(self._params)]
+            self.buckets = [
+                Bucket(params, params[0].device, room)
+                for params, room in zip(parts, rooms, strict=True)
+            ]
+            for bucket in self.buckets:
+                bucket.flat.zero_()
 
     def let_go(self) -> None:
         """Hold on to nothing of the group."""
@@ -181,7 +214,7 @@ class Reducer:
                 self._pulse = bucket.rest
             else:
                 self._pulse_work = self._control.sum_async(self._pulse)
-        bucket.work = self.group.sum_async(bucket.flat)
+        bucket.lend(self.group)
 
     def _used(self) -> list[bool]:
         """Which parameters have a gradient here that counts, in the order of the buckets."""
