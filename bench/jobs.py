@@ -20,7 +20,7 @@ from evenstep.messages import Ask
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-BOUND_S = 150.0
+BOUND_S = 90.0
 
 
 class StuckError(Exception):

@@ -64,14 +64,14 @@ class Way:
     rounds: dict[str, int]
 
 
-ONCE = {"cnn": 2, "large": 1}
+ONCE = {"cnn": 1, "large": 1}
 WAYS = {
     "evenstep": (
         Way(
             name="evenstep",
             kind=Evenstep,
             changes=("leave", "join", "loss", "join"),
-            rounds={"cnn": 6, "large": 3},
+            rounds={"cnn": 6, "large": 4},
         ),
     ),
     "restart": (
