@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -211,7 +212,9 @@ class Torchrun(Job):
             return
         self._endpoint = f"127.0.0.1:{free_port()}"
         self._most = self.world + 1
-        self._agents = [self._one() for _ in range(self.world)]
+        self._agents = [self._one()]
+        await_port(self._endpoint)  # the first hosts the rendezvous, and must not leave
+        self._agents += [self._one() for _ in range(self.world - 1)]
 
     def join(self) -> None:
         self.world += 1
@@ -311,6 +314,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def await_port(endpoint: str) -> None:
+    """Until somebody listens there."""
+    host, _, port = endpoint.rpartition(":")
+    until_s = time.monotonic() + BOUND_S
+    while time.monotonic() < until_s:
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) == 0:
+                return
+        time.sleep(0.05)
+    raise StuckError(f"nobody listens at {endpoint}")
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:

@@ -9,6 +9,7 @@ from itertools import cycle
 from typing import Any
 
 from torch import nn
+from torch.distributed import TCPStore
 from torch.utils.data import DataLoader
 from torchft import (  # type: ignore[import-not-found]
     DistributedDataParallel,
@@ -24,6 +25,10 @@ def main() -> None:
     """Train until killed."""
     args = arguments()
     told = Told(args.out)
+    # What torchrun would do for the ranks of one replica.
+    store = TCPStore(
+        "127.0.0.1", int(os.environ["MASTER_PORT"]), None, True, wait_for_workers=False
+    )
     net = network(args.model)
     inner = optimizer_of(net)
 
@@ -54,6 +59,7 @@ def main() -> None:
         optimizer.step()
         if manager.current_step() > before:
             told.step(manager.current_step(), manager.num_participants())
+    del store
 
 
 if __name__ == "__main__":

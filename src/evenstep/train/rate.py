@@ -48,6 +48,7 @@ class Rate:
         optimizer.register_step_post_hook(self._take_off)
 
     def _put_on(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._take_off(optimizer)  # of a step before that raised
         factor = self.at(self._now)
         if factor != 1.0:
             groups = optimizer.param_groups

@@ -284,7 +284,8 @@ class Session(ABC):
         self._reports, plan, switch, used = pulse.read(summed, self._next_step, self.world)
         if plan is not None:
             self._plans.append(plan)
-            if plan.lr_factor != self._rate.target:
+            # It came in single precision: the same factor must not cut a warm-up short.
+            if not math.isclose(plan.lr_factor, self._rate.target, rel_tol=1e-5):
                 self._rate.aim(plan.from_step, plan.lr_factor)
         if switch:
             self._switch(switch)

@@ -1,0 +1,91 @@
+"""The heuristic in examples/: found by its entry point, as one that a user has installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_heuristic"
+EVENSTEP = Path(sys.executable).with_name("evenstep")
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """An environment in which it is installed, as pip would lay it out."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    shutil.copy(EXAMPLE / "evenstep_deadline.py", tmp_path)
+    info = tmp_path / "evenstep_deadline-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    lines = []
+    for group, names in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {where}" for name, where in names.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+
+def run(env: dict[str, str], scale: str, script: Path) -> subprocess.CompletedProcess[str]:
+    command = [EVENSTEP, "run", "--workers", "1:3", "--scale", scale, "--restarts", "0", script]
+    return subprocess.run(
+        command, env=env, cwd=script.parent, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_it_is_known_by_its_name(installed: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "nothing.py"
+    script.write_text("raise SystemExit(3)")
+    ended = run(installed, "deadline:seconds=600", script)
+    assert "w0 ended with exit code 3" in ended.stderr  # the heuristic was taken, the script failed
+
+
+@pytest.mark.parametrize(
+    ("scale", "says"),
+    [
+        ("deadline:seconds=-1", "scaling.heuristic.seconds: must be above 0, got -1"),
+        ("deadlin:seconds=1", "did you mean deadline?"),
+        ("efficiency:threshold=2", "scaling.heuristic.threshold: must lie in [0, 1], got 2"),
+        ("efficiency:0.2", "expected as efficiency:threshold=0.1"),
+        ("utility:linear=-5,10", "rises with time"),
+        ("utility:step=1:10,5:20", "rises with time"),
+        ("utility", "give either linear"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    installed: dict[str, str], tmp_path: Path, scale: str, says: str
+) -> None:
+    script = tmp_path / "nothing.py"
+    script.write_text("")
+    ended = run(installed, scale, script)
+    assert ended.returncode == 2
+    assert says in ended.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--workers", "3:3", "--scale", "efficiency"], "needs room to move"),
+        (["--workers", "3:2"], "need 1 <= MIN <= MAX"),
+        (["--workers", "1:3", "--min", "5"], "need 1 <= min <= max, got 5 and 3"),
+        (["--price", "cheap"], "expected as 0.9 or KIND=0.9"),
+        (["--price", "-1"], "must not be negative"),
+    ],
+)
+def test_limits_and_prices_that_contradict(tmp_path: Path, options: list[str], says: str) -> None:
+    script = tmp_path / "nothing.py"
+    script.write_text("")
+    ended = subprocess.run(
+        [EVENSTEP, "run", *options, script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 2
+    assert says in ended.stderr
