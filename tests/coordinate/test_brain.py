@@ -1,0 +1,67 @@
+"""The brain of a run: what it is not asked about is not lost on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from evenstep.coordinate.brain import Brain
+from evenstep.journal import Journal, read
+from evenstep.types import Joined, Left, StepDone, StepReport, Worker
+from tests.coordinate.fake import ready
+
+
+@pytest.fixture
+def brain(tmp_path: Path) -> Iterator[Brain]:
+    """One whose every decision takes 20 ms, so that it is not asked about most steps."""
+    ticks = count()
+    made = Brain.begin(
+        ready(),
+        ("policy=uniform",),
+        lambda settings, about: Journal.create(tmp_path / "journal.jsonl", settings, about),
+        lambda: 0.01 * next(ticks),
+    )
+    made.handle(0.0, Joined(workers=(Worker(id="a"), Worker(id="b"))))
+    yield made
+    made.close()
+
+
+def step(brain: Brain, number: int, generation: int = 1) -> None:
+    reports = (StepReport("a", 32, 0.1), StepReport("b", 32, 0.1))
+    done = StepDone(step=number, generation=generation, seconds=0.1, reports=reports[:2])
+    brain.step(0.1 * number, done)
+
+
+def told(tmp_path: Path) -> list[StepDone]:
+    records = read(tmp_path / "journal.jsonl")[1]
+    return [record.event for record in records if isinstance(record.event, StepDone)]
+
+
+def test_steps_that_were_not_decided_on_are_told_with_the_next(
+    brain: Brain, tmp_path: Path
+) -> None:
+    for number in range(300):
+        step(brain, number)
+    events = told(tmp_path)
+    assert 1 < len(events) < 150
+    assert sum(1 + event.quiet_steps for event in events) == events[-1].step + 1
+    assert sum(event.quiet_s for event in events) == pytest.approx(
+        0.1 * sum(event.quiet_steps for event in events)
+    )
+    assert brain.cluster.samples == 64 * (events[-1].step + 1)
+
+
+def test_steps_of_another_roster_count_as_samples_only(brain: Brain, tmp_path: Path) -> None:
+    for number in range(100):
+        step(brain, number)
+    before = len(told(tmp_path))
+    brain.handle(10.0, Left(workers=("b",)))
+    for number in range(100, 200):
+        done = StepDone(step=number, generation=2, seconds=0.1, reports=(StepReport("a", 64, 0.1),))
+        brain.step(0.1 * number, done)
+    first = told(tmp_path)[before]
+    assert first.quiet_steps <= first.step - 100
+    assert brain.cluster.samples == 64 * (told(tmp_path)[-1].step + 1)
