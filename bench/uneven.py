@@ -12,6 +12,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
@@ -113,7 +114,7 @@ def devices() -> None:
     """Four emulated devices of four mixes."""
     exposed = exposed_s(MIXES[0])
     print(f"exposed reduction {exposed * 1000:.1f} ms", flush=True)
-    rows = [Ways(mix, lambda mix=mix: limit(mix, exposed), 150, ROUNDS).row() for mix in MIXES]
+    rows = [Ways(mix, partial(limit, mix, exposed), 150, ROUNDS).row() for mix in MIXES]
     _table("devices", HEADER, rows)
 
 
@@ -124,7 +125,7 @@ def quotas() -> None:
         cluster = with_quotas(h)
         exposed = reduction_s(cluster)
         print(f"{cluster.name}: reduction {exposed * 1000:.1f} ms", flush=True)
-        rows.append(Ways(cluster, lambda c=cluster, e=exposed: limit(c, e), 60, ROUNDS).row())
+        rows.append(Ways(cluster, partial(limit, cluster, exposed), 60, ROUNDS).row())
     _table("quotas", HEADER, rows)
 
 

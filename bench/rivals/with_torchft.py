@@ -9,7 +9,7 @@ from itertools import cycle
 from typing import Any
 
 from torch import nn
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.utils.data import DataLoader
 from torchft import (  # type: ignore[import-not-found]
     DistributedDataParallel,

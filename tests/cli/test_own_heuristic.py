@@ -31,9 +31,14 @@ def installed(tmp_path: Path) -> dict[str, str]:
 
 
 def run(env: dict[str, str], scale: str, script: Path) -> subprocess.CompletedProcess[str]:
-    command = [EVENSTEP, "run", "--workers", "1:3", "--scale", scale, "--restarts", "0", script]
+    options = ["--workers", "1:3", "--scale", scale, "--restarts", "0"]
     return subprocess.run(
-        command, env=env, cwd=script.parent, capture_output=True, text=True, timeout=60
+        [EVENSTEP, "run", *options, script],
+        env=env,
+        cwd=script.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
