@@ -105,7 +105,9 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
     )
     if options["scale"]:
         told.append(_scaling(options["scale"], few, many))
-    sets = _checked((*told, *options["sets"]), resumed=old is not None and old.journal.exists())
+    bounds = (f"workers.max={many}",) if many else ()
+    resumed = old is not None and old.journal.exists()
+    sets = _checked((*told, *options["sets"]), bounds, resumed=resumed)
     tls = _tls(options["tls_cert"], options["tls_key"])
     folder = old or RunFolder.make(options["folder"] or _new(script))
     try:
@@ -116,7 +118,7 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
             lease_s=options["lease"],
             checkpoint_every_s=options["checkpoint_every"],
             checkpoints_kept=options["keep"],
-            sets=(*([f"workers.max={many}"] if many else []), *sets),
+            sets=(*bounds, *sets),
             least=few if many else 1,
             most=many or MOST_WORKERS,
             restarts=options["restarts"],
@@ -284,12 +286,12 @@ def _prices(texts: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
     return tuple(prices.items())
 
 
-def _checked(sets: tuple[str, ...], *, resumed: bool) -> tuple[str, ...]:
+def _checked(sets: tuple[str, ...], bounds: tuple[str, ...], *, resumed: bool) -> tuple[str, ...]:
     """What the command line puts over the script's settings, checked before anything starts."""
     if sets and resumed:
         raise ConfigError(sets[0].partition("=")[0], "stays as the run's journal has it")
     # The script's own are not known yet: its batch, and how long the job is.
-    plain = override({"batch": {"size": MOST_SAMPLES}, "samples": 1}, sets)
+    plain = override({"batch": {"size": MOST_SAMPLES}, "samples": 1}, (*bounds, *sets))
     settings = build(Settings, plain, source="--set")
     if settings.batch.size != MOST_SAMPLES:
         raise ConfigError("batch.size", "is the script's own: set it there", "--set")
