@@ -1,7 +1,7 @@
 """The search for the size of the cluster, live; and a worker that is slow, in four ways.
 
-    python -m bench.scaling                    # all of it: about 20 minutes
-    python -m bench.scaling sizes stragglers   # some of: sizes restart stragglers
+    python -m bench.scaling         # all of it: about 20 minutes
+    python -m bench.scaling sizes   # some of: sizes stragglers
 
 Workers of a quarter of a core each on this machine's two cores: eight of them fill it, and more
 bring nothing. The tables go to docs/bench.md.
@@ -234,7 +234,7 @@ def stragglers() -> None:
 
 
 def with_straggler(factor: float, policy: str, *, replace: bool) -> float:
-    """Samples a second, a minute after one of four workers was slowed down for good."""
+    """Samples a second, half a minute after one of four workers was slowed down for good."""
     told = [f"policy={policy}", f"straggler.replace={str(replace).lower()}"]
     options = [f"--set={setting}" for setting in (*told, "straggler.warmup_steps=10")]
     slow = ("--slow", "w2", "--factor", str(factor), "--from-step", "30")

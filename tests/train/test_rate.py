@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 from evenstep.train.rate import Rate
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks
-from tests.train.test_loop import data, made, mse
+from tests.train.test_loop import data, made, mse, result
 
 
 def moved(rate: Rate, step: int, lr: float = 0.5) -> float:
@@ -63,11 +65,10 @@ def test_a_rate_that_is_a_tensor_is_not_changed_in_place() -> None:
 def test_a_batch_of_so_much_for_each_worker(rule: str, factor: float) -> None:
     """Three workers of eight samples each are one worker of 24 with the rate that follows."""
 
-    def body(session: Session) -> list[torch.Tensor]:
+    def trained(session: Session, lr: float, **batch: Any) -> list[torch.Tensor]:
         net = made()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        net, optimizer = session.prepare(net, optimizer)
-        loader = session.loader(data(), per_worker=8, limit=24)
+        net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=lr))
+        loader = session.loader(data(), **batch)
         assert (session.batch, len(loader)) == (24, 2)
         for _ in session.epochs(2):
             for x, y in loader:
@@ -75,21 +76,13 @@ def test_a_batch_of_so_much_for_each_worker(rule: str, factor: float) -> None:
                 mse(net(x), y).backward()
                 optimizer.step()
             assert session.samples % 48 == 0
-        return [p.detach().clone() for p in net.parameters()]
+        return result(net)
 
-    def alone(session: Session) -> list[torch.Tensor]:
-        net = made()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1 * factor)
-        net, optimizer = session.prepare(net, optimizer)
-        loader = session.loader(data(), batch=24)
-        for _ in session.epochs(2):
-            for x, y in loader:
-                optimizer.zero_grad()
-                mse(net(x), y).backward()
-                optimizer.step()
-        return [p.detach().clone() for p in net.parameters()]
+    (expected,) = run_ranks(1, lambda session: trained(session, 0.1 * factor, batch=24))
 
-    (expected,) = run_ranks(1, alone)
+    def body(session: Session) -> list[torch.Tensor]:
+        return trained(session, 0.1, per_worker=8, limit=24)
+
     for ends in run_ranks(3, body, batch={"lr_rule": rule}):
         for mine, theirs in zip(ends, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)

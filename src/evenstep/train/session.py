@@ -117,7 +117,10 @@ class Session(ABC):
 
     @property
     def samples(self) -> int:
-        """Samples trained on by the whole cluster: what a schedule counts in if the batch grows."""
+        """Samples that the run has walked through: what a schedule counts in if the batch grows.
+
+        Those that `drop_last` leaves out of an epoch count with it.
+        """
         loader = self._loader
         return loader.epoch * loader.order.length + loader.cursor if loader else 0
 
