@@ -51,7 +51,10 @@ def main() -> None:
     story = killed_and_joined(["--epochs", "4", "--limit", "12288", "--batch", "256"], kill_at=30)
     say(f"alone        {story.alone}")
     say(f"evenstep run {story.elastic}")
-    say(f"idle: {story.lost_s:.2f} s for the loss, {story.joined_s:.2f} s for the join")
+    joined = "the other came too late to join"
+    if story.joined_s is not None:
+        joined = f"{story.joined_s:.2f} s for the join"
+    say(f"idle: {story.lost_s:.2f} s for the loss, {joined}")
     apart = abs(story.alone_loss - story.elastic_loss)
     if apart > 0.02 * story.alone_loss:
         raise SystemExit("the two runs differ")

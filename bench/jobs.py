@@ -155,10 +155,7 @@ class Evenstep(Job):
         return sorted(there, key=lambda w: int(w["rank"]))
 
     def _ask(self, what: str, **more: Any) -> dict[str, Any]:
-        run = self.folder / "run"
-        host, _, port = (run / "address").read_text().strip().rpartition(":")
-        token = (run / "token").read_text().strip()
-        return ask(host, int(port), token, Ask(proof="", what=what, **more))
+        return ask_run(self.folder / "run", what, **more)
 
 
 class Restart(Job):
@@ -307,6 +304,13 @@ def torchft_python(folder: Path, version: str) -> str:
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", package], check=True)
         (folder / "ready").touch()
     return str(python)
+
+
+def ask_run(folder: Path, what: str, **more: Any) -> dict[str, Any]:
+    """What the coordinator of the run in a folder answers."""
+    host, _, port = (folder / "address").read_text().strip().rpartition(":")
+    token = (folder / "token").read_text().strip()
+    return ask(host, int(port), token, Ask(proof="", what=what, **more))
 
 
 def free_port() -> int:

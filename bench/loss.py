@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenstep.coordinate.ask import NoAnswerError, ask
+from bench.jobs import ask_run
+from evenstep.coordinate.ask import NoAnswerError
 from evenstep.journal import read
-from evenstep.messages import Ask
 from evenstep.types import Joined, Lost, StepDone
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "fashion_mnist.py"
@@ -27,7 +27,7 @@ class Story:
     """What happened: idle seconds of each change, and the last lines of both runs."""
 
     lost_s: float
-    joined_s: float
+    joined_s: float | None  # None: the other came too late
     alone: str
     elastic: str
 
@@ -77,9 +77,7 @@ def _pid_at(folder: Path, step: int) -> int:
     until_s = time.monotonic() + BOUND_S
     while time.monotonic() < until_s:
         try:
-            host, _, port = (folder / "address").read_text().strip().rpartition(":")
-            token = (folder / "token").read_text().strip()
-            status = ask(host, int(port), token, Ask(proof="", what="status"))
+            status = ask_run(folder, "status")
         except (NoAnswerError, OSError):
             status = {"step": -1}
         if status["step"] >= step:
@@ -88,18 +86,18 @@ def _pid_at(folder: Path, step: int) -> int:
     raise SystemExit("the run did not come to train; try `evenstep run` by hand")
 
 
-def _idle_s(journal: Path) -> tuple[float, float]:
+def _idle_s(journal: Path) -> tuple[float, float | None]:
     """From each change to the end of the first step after it, less that step itself."""
     idle: dict[type, float] = {}
     waiting: tuple[type, float] | None = None
     for record in read(journal)[1]:
-        if isinstance(record.event, Lost | Joined):
+        if isinstance(record.event, Lost) or (isinstance(record.event, Joined) and Lost in idle):
             waiting = (type(record.event), record.at_s)
         elif isinstance(record.event, StepDone) and waiting is not None:
             kind, since_s = waiting
             idle[kind] = max(0.0, record.at_s - since_s - record.event.seconds)
             waiting = None
-    return idle.get(Lost, 0.0), idle.get(Joined, 0.0)
+    return idle.get(Lost, 0.0), idle.get(Joined)
 
 
 def _last(said: str) -> str:
