@@ -21,6 +21,7 @@ from evenstep.types import FloatArray, IntArray
 
 WARM = 20  # steps that a policy has to find its shares, before a steady figure is taken
 BOUND_S = 240.0
+EPOCH = 8  # steps, at least, of an epoch: a worker alone is measured over so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +154,15 @@ def limit(cluster: Cluster, exposed_s: float, slowdown: Levels | None = None) ->
 
 
 def measured_alone(cluster: Cluster, rank: int) -> dict[int, float]:
-    """One worker by itself on its cores, at six sizes: seconds of forward and backward."""
+    """One worker by itself on its cores, at six sizes: seconds of a step without reduction."""
     cores = cluster.cores.at(0.0)[rank]
     fair = cluster.batch * cores / math.fsum(cluster.cores.at(0.0))
     sizes = sorted({max(1, round(fair * part)) for part in (0.05, 0.25, 0.5, 0.75, 1.0, 1.25)})
     one = replace(cluster, cores=steady([cores]))
     told: dict[str, float]
-    (told,) = _run(one, ["--way", "alone", "--sizes", ",".join(map(str, sizes))], ["--steps", "10"])
+    (told,) = _run(
+        one, ["--way", "alone", "--sizes", ",".join(map(str, sizes))], ["--steps", str(EPOCH)]
+    )
     return {int(size): seconds for size, seconds in told.items()}
 
 
@@ -200,6 +203,7 @@ def _run(cluster: Cluster, *args: list[str]) -> list[dict[str, Any]]:
         curves = [asdict(d) for d in cluster.devices]
         device = json.dumps({"curves": curves, "slowdowns": cluster.slowdowns})
     command = [sys.executable, "-m", "bench.rank", "--workload", cluster.workload]
-    command += ["--device", device, *(arg for some in args for arg in some)]
+    command += ["--samples", str(max(4096, EPOCH * cluster.batch)), "--device", device]
+    command += [*(arg for some in args for arg in some)]
     ended = run_uneven(command, cluster.cores, timeout_s=BOUND_S, firm=True, line_up=True)
     return [json.loads(worker.output.strip().splitlines()[-1]) for worker in ended]

@@ -21,6 +21,7 @@ from evenstep.messages import Ask
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
+PATH = os.pathsep.join([str(ROOT), str(ROOT / "src")])  # of what is here, installed or not
 BOUND_S = 90.0
 
 
@@ -92,7 +93,7 @@ class Job(ABC):
         return sorted(commit for _, commits in self._read.values() for commit in commits)
 
     def _spawn(self, command: Sequence[str | Path], **more: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+        environment = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **more}
         process = subprocess.Popen(
             [str(part) for part in command],
             cwd=ROOT,
@@ -177,23 +178,27 @@ class Restart(Job):
         ]
 
     def join(self) -> None:
-        self._again(signal.SIGTERM, 1)
+        self.scale(self.world + 1)
 
     def leave(self) -> None:
-        self._again(signal.SIGTERM, -1)
+        self.scale(self.world - 1)
+
+    def scale(self, num_workers: int) -> None:
+        """Go on with so many workers."""
+        self._again(signal.SIGTERM, num_workers)
 
     def lose(self, rank: int) -> None:
         self._workers[rank].kill()
         self._workers[rank].wait()
-        self._again(signal.SIGKILL, -1)
+        self._again(signal.SIGKILL, self.world - 1)
 
-    def _again(self, how: signal.Signals, more: int) -> None:
+    def _again(self, how: signal.Signals, num_workers: int) -> None:
         for worker in self._workers:
             if worker.poll() is None:
                 worker.send_signal(how)
         for worker in self._workers:
             worker.wait(BOUND_S)
-        self.world += more
+        self.world = num_workers
         self.start()
 
 

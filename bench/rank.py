@@ -12,8 +12,10 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -107,20 +109,27 @@ def reducing(work: Workload, args: argparse.Namespace) -> list[float]:
 
 
 def alone(work: Workload, args: argparse.Namespace, device: Device) -> dict[int, float]:
-    """This worker by itself: how long forward and backward take for each size."""
+    """This worker by itself: how long a step takes for each size, but for the reduction."""
     seconds: dict[int, float] = {}
+    optimizer = torch.optim.SGD(work.model.parameters(), lr=work.lr)
     for size in map(int, args.sizes.split(",")):
-        columns = zip(*(work.data[i] for i in range(size)), strict=True)
-        x, y = (torch.stack(column) for column in columns)
-        took_s = []
-        for _ in range(args.steps):
+        sampler = ShareSampler(Order(length=len(work.data)), partial(_all_of, size), 0)
+        batches = iter(DataLoader(work.data, batch_sampler=sampler))
+        ends_s = [time.monotonic()]
+        for x, y in islice(batches, args.steps):
             begun_s = time.monotonic()
+            optimizer.zero_grad()
             loss = work.loss(work.model(x), y)
             device.work(size, begun_s)
             loss.backward()
-            took_s.append(time.monotonic() - begun_s)
-        seconds[size] = median(took_s[1:])
+            optimizer.step()
+            ends_s.append(time.monotonic())
+        seconds[size] = fmean(b - a for a, b in pairwise(ends_s[1:]))
     return seconds
+
+
+def _all_of(size: int, _: int) -> tuple[int, ...]:
+    return (size,)
 
 
 def main() -> None:

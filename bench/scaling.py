@@ -13,13 +13,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
-from bench.jobs import BOUND_S, Commit, Evenstep, StuckError
+from bench.jobs import BOUND_S, Commit, Evenstep, Job, Restart, StuckError
 from bench.tables import markdown, write
+from bench.transitions import usual
 from evenstep.decide.scaling.efficiency import Efficiency, efficiency
 from evenstep.decide.scaling.search import Size
 from evenstep.decide.scaling.utility import Utility, value_at
@@ -37,23 +39,18 @@ MEASURED_S = 8.0
 SETTINGS = ("scaling.period_steps=10", "scaling.step_workers=1", "scaling.settle_steps=40")
 
 
-class Quotas(Evenstep):
-    """Workers of a quarter of a core."""
-
-    script = "with_quota.py"
-    most = MOST
+TRAINING = ["--model", "cnn", "--batch", str(BATCH), "--epochs", str(EPOCHS)]
+QUOTA = ["--cores", "0.25", "--pause", "0"]
 
 
-def job(folder: str, num_workers: int, options: Sequence[str] = (), *more: str) -> Quotas:
+def job(folder: str, num_workers: int, options: Sequence[str] = (), *more: str) -> Evenstep:
     """A run of such workers."""
-    made = Quotas(
-        Path(folder), ["--batch", str(BATCH), "--epochs", str(EPOCHS), *more], num_workers
-    )
-    made.options = options
+    made = Evenstep(Path(folder), [*TRAINING, *QUOTA, *more], num_workers)
+    made.options, made.most = options, MOST
     return made
 
 
-def until(job: Quotas, holds: Callable[[list[Commit]], bool], bound_s: float = BOUND_S) -> None:
+def until(job: Job, holds: Callable[[list[Commit]], bool], bound_s: float = BOUND_S) -> None:
     """Wait for something to hold of the steps."""
     until_s = time.monotonic() + bound_s
     while not holds(job.commits()):
@@ -62,7 +59,7 @@ def until(job: Quotas, holds: Callable[[list[Commit]], bool], bound_s: float = B
         time.sleep(0.2)
 
 
-def rate(job: Quotas, num_workers: int) -> float:
+def rate(job: Job, num_workers: int) -> float:
     """Samples a second over the next few seconds, once so many workers train and are warm."""
     until(job, lambda found: sum(c.world == num_workers for c in found[-40:]) > 5)
     begun_s = time.monotonic() + 2.0
@@ -91,8 +88,9 @@ class Searched:
     search_s: float
     samples: int  # trained while it searched
     worker_s: float  # of all workers, while it searched
-    path: tuple[int, ...]
+    path: tuple[tuple[int, int], ...]  # sizes, and the steps taken at each
     reasons: tuple[str, ...]
+    idle_s: tuple[float, ...] = ()  # of each change
 
 
 def search(heuristic: str) -> Searched:
@@ -105,27 +103,58 @@ def search(heuristic: str) -> Searched:
             if time.monotonic() > until_s:
                 raise StuckError(f"not settled: {found}")
             time.sleep(1.0)
-    return found
+        return replace(found, idle_s=idle(run.commits(), [size for size, _ in found.path]))
+
+
+def restarted(path: Sequence[tuple[int, int]]) -> tuple[float, tuple[float, ...]]:
+    """The same steps at the same sizes on DDP, each change a restart: seconds, idle of each."""
+    args = [*TRAINING, *QUOTA]
+    with tempfile.TemporaryDirectory() as folder, Restart(Path(folder), args, path[0][0]) as run:
+        for nth, (size, num_steps) in enumerate(path):
+            if nth:
+                run.scale(size)
+            until(run, partial(_trained, time.monotonic(), num_steps))
+        commits = run.commits()
+    return commits[-1].at_s - commits[0].at_s, idle(commits, [size for size, _ in path])
+
+
+def _trained(since_s: float, num_steps: int, commits: Sequence[Commit]) -> bool:
+    return len({c.step for c in commits if c.at_s > since_s}) >= num_steps
+
+
+def idle(commits: Sequence[Commit], sizes: Sequence[int]) -> tuple[float, ...]:
+    """Seconds between steps of one size and of the next, beyond a usual step of the larger."""
+    left = list(commits)
+    found = []
+    for size, following in pairwise(sizes):
+        first = next(i for i, c in enumerate(left) if c.world == following)
+        last_s = max(c.at_s for c in left[:first] if c.world == size)
+        gap_s = left[first].at_s - last_s
+        left = left[first:]
+        others = (i for i, c in enumerate(left) if c.world != following)
+        found.append(max(0.0, gap_s - usual(left[: next(others, None)])))
+    return tuple(found)
 
 
 def read_search(journal: Path) -> Searched | None:
     """The search in a journal: from the first step to where it has settled, if it has."""
     if not journal.exists():
         return None
-    path: list[int] = []
+    path: list[list[int]] = []
     reasons: list[str] = []
     begun_s = last_s = worker_s = 0.0
     samples = settled_at = 0
     for record in read(journal)[1]:
         for action in record.actions:
             if isinstance(action, Regroup):
-                path.append(len(action.roster))
+                path.append([len(action.roster), 0])
         if not isinstance(record.event, StepDone):
             continue
         begun_s = begun_s or record.at_s - record.event.seconds
         worker_s += len(record.event.reports) * (record.at_s - (last_s or begun_s))
         last_s = record.at_s
-        samples += record.event.quiet_samples + sum(r.samples for r in record.event.reports)
+        samples += record.event.steps.samples
+        path[-1][1] += record.event.steps.num
         for action in record.actions:
             if isinstance(action, Stay | Launch | Drain):
                 reasons.append(action.reason)
@@ -138,7 +167,7 @@ def read_search(journal: Path) -> Searched | None:
         search_s=last_s - begun_s,
         samples=samples,
         worker_s=worker_s,
-        path=tuple(path),
+        path=tuple((size, num_steps) for size, num_steps in path),
         reasons=tuple(reasons),
     )
 
@@ -163,6 +192,12 @@ def best_by_utility(rates: dict[int, float], heuristic: Utility) -> int:
     return max(rates, key=worth)
 
 
+def against(found: float, others: Sequence[float]) -> str:
+    """How much less it is than others, on average and at most, as the paper tells it."""
+    less = [found / other - 1 for other in others]
+    return f"{fmean(less):+.1%} on average, {min(less):+.1%} at best, {max(less):+.1%} at worst"
+
+
 def record(num_workers: int, samples_per_s: float) -> Size:
     """A size as the search keeps it."""
     price = num_workers * PRICE / 3600
@@ -184,26 +219,38 @@ def sizes() -> None:
     for heuristic, best in asked:
         found = search(heuristic)
         print(heuristic, "best", best, "found", found.settled_at, found.path, flush=True)
+        restart_s, restart_idle_s = restarted(found.path)
+        print(f"  {found.search_s:.0f} s, idle {found.idle_s}", flush=True)
+        print(f"  restarting {restart_s:.0f} s, idle {restart_idle_s}", flush=True)
         rest_s = (JOB - found.samples) / rates[found.settled_at]
         total_s = found.search_s + rest_s
         worker_s = found.worker_s + found.settled_at * rest_s
+        lines.append(
+            f"{heuristic}, over the static sizes 1 to {MOST}: "
+            f"completion {against(total_s, [JOB / r for r in rates.values()])}; "
+            f"worker time {against(worker_s, [n * JOB / r for n, r in rates.items()])}."
+        )
         rows.append(
             [
                 heuristic,
                 str(best),
                 str(found.settled_at),
-                " ".join(map(str, found.path)),
+                " ".join(str(size) for size, _ in found.path),
                 f"{found.search_s:.0f} s",
                 f"{100 * found.search_s / total_s:.1f} %",
                 f"{total_s / 60:.1f} min",
                 f"{worker_s / 3600:.2f} h",
+                f"{median(found.idle_s):.2f} s",
+                f"{restart_s:.0f} s",
+                f"{median(restart_idle_s):.2f} s",
             ]
         )
-        lines += [f"{heuristic}: {reason}" for reason in found.reasons[-3:]]
-    for line in lines:
-        print(line)
+        for reason in found.reasons:
+            print(f"  {reason}")
     header = ["heuristic", "best size", "found", "its path", "searched for", "of the job", "job"]
-    table = markdown([*header, "worker-hours"], rows)
+    header += ["worker-hours", "idle a change", "restarting: searched for", "idle a change"]
+    table = markdown(header, rows)
+    table = "\n\n".join([table, *lines])
     write("bench.md", "search", table, made_by=MADE_BY)
     print(table)
     table = markdown(
@@ -223,9 +270,9 @@ def stragglers() -> None:
     for factor in (0.75, 0.5, 0.25):
         rates = []
         for policy in ("uniform", "auto"):
-            for replace in (False, True):
-                rates.append(with_straggler(factor, policy, replace=replace))
-                print(f"  {factor} {policy} {replace}: {rates[-1]:.0f}", flush=True)
+            for replaces in (False, True):
+                rates.append(with_straggler(factor, policy, replaces=replaces))
+                print(f"  {factor} {policy} {replaces}: {rates[-1]:.0f}", flush=True)
         rows.append([f"{factor:g}", *(f"{r / rates[0]:.2f}x" for r in rates)])
     header = ["its speed", "neither", "replaced", "balanced", "balanced, replaced"]
     table = markdown(header, rows)
@@ -233,9 +280,9 @@ def stragglers() -> None:
     print(table)
 
 
-def with_straggler(factor: float, policy: str, *, replace: bool) -> float:
+def with_straggler(factor: float, policy: str, *, replaces: bool) -> float:
     """Samples a second, half a minute after one of four workers was slowed down for good."""
-    told = [f"policy={policy}", f"straggler.replace={str(replace).lower()}"]
+    told = [f"policy={policy}", f"straggler.replace={str(replaces).lower()}"]
     options = [f"--set={setting}" for setting in (*told, "straggler.warmup_steps=10")]
     slow = ("--slow", "w2", "--factor", str(factor), "--from-step", "30")
     with tempfile.TemporaryDirectory() as folder, job(folder, 4, options, *slow) as run:

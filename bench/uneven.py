@@ -54,7 +54,7 @@ MIXES = (
 def with_quotas(h: float) -> Cluster:
     """Three workers on 1.5 of the two cores, the most over the least being H."""
     cores = h_level(3, h, 1.5, most_cores=1.0) if h > 1 else (0.5, 0.5, 0.5)
-    return Cluster(name=f"H = {h:g}", workload="cnn", batch=768, cores=steady(cores))
+    return Cluster(name=f"H = {h:g}", workload="cnn", batch=3072, cores=steady(cores))
 
 
 class Ways:
@@ -125,7 +125,7 @@ def quotas() -> None:
         cluster = with_quotas(h)
         exposed = reduction_s(cluster)
         print(f"{cluster.name}: reduction {exposed * 1000:.1f} ms", flush=True)
-        rows.append(Ways(cluster, partial(limit, cluster, exposed), 60, ROUNDS).row())
+        rows.append(Ways(cluster, partial(limit, cluster, exposed), 2 * WARM, ROUNDS).row())
     _table("quotas", HEADER, rows)
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-PAUSE_S = 0.03  # of every step, in which the CPU is free, as with a GPU
 LARGE = 4096  # squared, times six layers: 100 million parameters
 
 
@@ -54,12 +53,18 @@ class Told:
 
 
 def arguments() -> argparse.Namespace:
-    """What `bench.transitions` asks for."""
+    """What `bench.transitions` and `bench.scaling` ask for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=("cnn", "large"), required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=60, help="of all workers")
+    parser.add_argument("--epochs", type=int, default=1_000_000)
     parser.add_argument("--graceful", action="store_true", help="SIGTERM: a checkpoint, and out")
+    parser.add_argument("--pause", type=float, default=0.03, help="of every step: the CPU is free")
+    parser.add_argument("--cores", type=float, default=0.0, help="a quota, once it trains; 0: none")
+    parser.add_argument("--slow", default="", help="a worker's name")
+    parser.add_argument("--factor", type=float, default=1.0, help="of its cores that it has")
+    parser.add_argument("--from-step", type=int, default=0, help="that it has fewer")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from bench.rivals.common import PAUSE_S, Told, arguments, network, optimizer_of, samples
+from bench.rivals.common import Told, arguments, network, optimizer_of, samples
+from bench.rivals.quota import held
 
 EVERY = 10  # steps between checkpoints
 
@@ -38,21 +39,22 @@ def main() -> None:
     model = DistributedDataParallel(net)
     data = samples(args.model)
     sampler: DistributedSampler[Any] = DistributedSampler(data)
-    for x, y in cycle(DataLoader(data, batch_size=args.batch // world, sampler=sampler)):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        time.sleep(PAUSE_S)
-        loss.backward()
-        optimizer.step()
-        step += 1
-        told.step(step, world)
-        asked = stop.clone()
-        if args.graceful:
-            torch.distributed.all_reduce(asked)
-        if rank == 0 and (asked > 0 or step % EVERY == 0):
-            _save(path, {"model": net.state_dict(), "optimizer": optimizer.state_dict()}, step)
-        if asked > 0:
-            os._exit(0)  # the quickest way out
+    with held(args.cores):
+        for x, y in cycle(DataLoader(data, batch_size=args.batch // world, sampler=sampler)):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            time.sleep(args.pause)
+            loss.backward()
+            optimizer.step()
+            step += 1
+            told.step(step, world)
+            asked = stop.clone()
+            if args.graceful:
+                torch.distributed.all_reduce(asked)
+            if rank == 0 and (asked > 0 or step % EVERY == 0):
+                _save(path, {"model": net.state_dict(), "optimizer": optimizer.state_dict()}, step)
+            if asked > 0:
+                os._exit(0)  # the quickest way out
 
 
 def _save(path: Path, state: dict[str, Any], step: int) -> None:

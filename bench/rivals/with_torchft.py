@@ -18,7 +18,7 @@ from torchft import (  # type: ignore[import-not-found]
     ProcessGroupGloo,
 )
 
-from bench.rivals.common import PAUSE_S, Told, arguments, network, optimizer_of, samples
+from bench.rivals.common import Told, arguments, network, optimizer_of, samples
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
         before = manager.current_step()
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
-        time.sleep(PAUSE_S)
+        time.sleep(args.pause)
         loss.backward()
         optimizer.step()
         if manager.current_step() > before:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from evenstep.types import StepReport, WorkerId
+from evenstep.types import StepReport, Steps, WorkerId
 from evenstep.wire import Codec
 
 PROTOCOL = 1
@@ -107,13 +107,14 @@ class Began(Message, frozen=True, kw_only=True):
 
 
 class Stepped(Message, frozen=True, kw_only=True):
-    """The leader: a step was taken."""
+    """The leader: a step was taken, after others in which nothing was new."""
 
     generation: int
     step: int
     seconds: float
     reports: tuple[StepReport, ...]
     grad_squared_norm: float = 0.0  # of the whole step's gradient; 0: not measured
+    quiet: Steps = Steps()  # the others
 
 
 class Stuck(Message, frozen=True, kw_only=True):

@@ -2,12 +2,15 @@
 
 The brain shares a machine with training. A decision takes it a millisecond or two, which is nothing
 beside a step of a second and a fifth of one of ten milliseconds. So it gets a bounded part of the
-time, saves up while nothing happens, and spends it on every step when something does.
+time, saves up while nothing happens, and spends it on every step when something does. Telling the
+brain of a step from another process takes time too, and is paced in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from evenstep.types import Steps
 
 PART = 0.005  # of the time, at most, over any longer while
 SAVED_S = 0.1  # of deciding: what may be saved up for livelier times, and is there to begin with
@@ -53,3 +56,26 @@ class Pace:
         if moved:
             self._fresh = FRESH_STEPS
             self._usual = None
+
+
+class Tally:
+    """Counts the steps that nobody was asked about, for the next one that somebody is.
+
+    Those of an earlier generation count as samples only: how long a step took with other workers
+    says nothing of those that there are now.
+    """
+
+    def __init__(self) -> None:
+        self._generation, self._steps = 0, Steps()
+
+    def add(self, generation: int, steps: Steps) -> None:
+        """Some more."""
+        if generation != self._generation:
+            self._generation, self._steps = generation, Steps(samples=self._steps.samples)
+        self._steps += steps
+
+    def take(self, generation: int) -> Steps:
+        """All of them, once."""
+        self.add(generation, Steps())
+        steps, self._steps = self._steps, Steps()
+        return steps

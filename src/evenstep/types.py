@@ -160,6 +160,26 @@ class DrainAsked(Event, frozen=True, kw_only=True):
     worker: WorkerId
 
 
+class Steps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Steps taken together."""
+
+    num: int = 0
+    seconds: float = 0.0
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num < 0 or self.samples < 0 or not 0 <= self.seconds < inf:
+            told = f"{self.num} of {self.samples} samples in {self.seconds} s"
+            raise InvalidInputError("steps", f"cannot be: {told}")
+
+    def __add__(self, other: Steps) -> Steps:
+        return Steps(
+            num=self.num + other.num,
+            seconds=self.seconds + other.seconds,
+            samples=self.samples + other.samples,
+        )
+
+
 class StepDone(Event, frozen=True, kw_only=True):
     """The cluster took a step: all of its reports, and what the next step is expected to bring.
 
@@ -173,15 +193,9 @@ class StepDone(Event, frozen=True, kw_only=True):
     reports: tuple[StepReport, ...]
     forecasts: tuple[float | None, ...] | None = None
     grad_squared_norm: float = 0.0  # of the reduced gradient; 0: not measured
-    # Steps of this generation before it, in which there was nothing to decide on: they count.
-    quiet_steps: int = 0
-    quiet_s: float = 0.0
-    quiet_samples: int = 0
+    quiet: Steps = Steps()  # of this generation before it, with nothing to decide on: they count
 
     def __post_init__(self) -> None:
-        if self.quiet_steps < 0 or self.quiet_samples < 0 or not 0 <= self.quiet_s < inf:
-            told = f"{self.quiet_steps} of {self.quiet_samples} samples in {self.quiet_s} s"
-            raise InvalidInputError(f"step {self.step}: quiet steps", f"cannot be: {told}")
         if not 0 < self.seconds < inf:
             raise InvalidInputError(
                 f"step {self.step}: seconds", f"must be above 0: {self.seconds}"
@@ -193,6 +207,12 @@ class StepDone(Event, frozen=True, kw_only=True):
                 f"step {self.step}: forecasts",
                 f"{len(self.forecasts)} for {len(self.reports)} reports",
             )
+
+    @property
+    def steps(self) -> Steps:
+        """It and the quiet ones before it."""
+        samples = sum(r.samples for r in self.reports)
+        return Steps(num=1, seconds=self.seconds, samples=samples) + self.quiet
 
 
 AnyEvent = Joined | Left | Lost | LaunchFailed | SizeAsked | DrainAsked | StepDone

@@ -47,9 +47,9 @@ def test_steps_that_were_not_decided_on_are_told_with_the_next(
         step(brain, number)
     events = told(tmp_path)
     assert 1 < len(events) < 150
-    assert sum(1 + event.quiet_steps for event in events) == events[-1].step + 1
-    assert sum(event.quiet_s for event in events) == pytest.approx(
-        0.1 * sum(event.quiet_steps for event in events)
+    assert sum(event.steps.num for event in events) == events[-1].step + 1
+    assert sum(event.steps.seconds for event in events) == pytest.approx(
+        0.1 * (events[-1].step + 1)
     )
     assert brain.cluster.samples == 64 * (events[-1].step + 1)
 
@@ -63,5 +63,5 @@ def test_steps_of_another_roster_count_as_samples_only(brain: Brain, tmp_path: P
         done = StepDone(step=number, generation=2, seconds=0.1, reports=(StepReport("a", 64, 0.1),))
         brain.step(0.1 * number, done)
     first = told(tmp_path)[before]
-    assert first.quiet_steps <= first.step - 100
+    assert first.quiet.num <= first.step - 100
     assert brain.cluster.samples == 64 * (told(tmp_path)[-1].step + 1)

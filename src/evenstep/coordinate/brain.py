@@ -15,7 +15,7 @@ from evenstep.engine import Engine
 from evenstep.errors import ConfigError, JournalError
 from evenstep.journal import Journal, read
 from evenstep.messages import Ready
-from evenstep.pace import Pace
+from evenstep.pace import Pace, Tally
 from evenstep.strict import build, override
 from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, WorkerId
 
@@ -35,7 +35,7 @@ class Brain:
         self._engine, self._facts, self._timer = engine, facts, timer
         self._pace = Pace()
         self._balances = True
-        self._quiet = Quiet()
+        self._tally = Tally()
 
     @classmethod
     def begin(
@@ -103,17 +103,15 @@ class Brain:
 
     def step(self, at_s: float, done: StepDone) -> tuple[AnyAction, ...]:
         """Decide on a step if it is worth it. A mistake here ends balancing, not training."""
-        quiet = self._quiet
-        if quiet.generation != done.generation:
-            quiet = Quiet(done.generation, samples=quiet.samples)
         if not self._balances:
             return ()
         if not self._pace.wants(at_s, [r.compute_s for r in done.reports]):
-            self._quiet = quiet.after(done)
+            self._tally.add(done.generation, done.steps)
             return ()
-        self._quiet = Quiet()
+        self._tally.add(done.generation, done.quiet)
+        done = msgspec.structs.replace(done, quiet=self._tally.take(done.generation))
         try:
-            return self.handle(at_s, quiet.told_with(done))
+            return self.handle(at_s, done)
         except Exception:
             log.exception("the balancer has stopped, shares stay")
             self._balances = False
@@ -124,30 +122,6 @@ class Brain:
         if self._engine.journal is not None:
             self._engine.journal.close()
         self._engine.journal = None
-
-
-class Quiet(NamedTuple):
-    """Steps that were not worth a decision: they are told with the next one that is."""
-
-    generation: int = 0
-    num_steps: int = 0
-    seconds: float = 0.0
-    samples: int = 0
-
-    def after(self, done: StepDone) -> Quiet:
-        """One more."""
-        return Quiet(
-            done.generation,
-            self.num_steps + 1,
-            self.seconds + done.seconds,
-            self.samples + sum(r.samples for r in done.reports),
-        )
-
-    def told_with(self, done: StepDone) -> StepDone:
-        """The step, with these before it."""
-        return msgspec.structs.replace(
-            done, quiet_steps=self.num_steps, quiet_s=self.seconds, quiet_samples=self.samples
-        )
 
 
 class Restored(NamedTuple):

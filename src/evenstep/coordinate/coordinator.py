@@ -275,6 +275,7 @@ class Coordinator(Operators):
             seconds=message.seconds,
             reports=message.reports,
             grad_squared_norm=message.grad_squared_norm,
+            quiet=message.quiet,
         )
         if self._leads(member, self._coming, message.generation):
             self._begun(now_s)

@@ -80,11 +80,10 @@ def _step(cluster: Cluster, event: StepDone) -> Decision:
     """Decide once on all of a step's reports: shares, then size, then stragglers."""
     if event.step <= cluster.step or event.generation > cluster.generation:
         return cluster, ()
-    trained = event.quiet_samples + sum(r.samples for r in event.reports)
     cluster = replace(
         cluster,
         step=event.step,
-        samples=cluster.samples + trained,
+        samples=cluster.samples + event.steps.samples,
         noise=observe_noise(cluster.noise, _noise(event)),
     )
     fleet = cluster.fleet

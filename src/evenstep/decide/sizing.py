@@ -22,9 +22,9 @@ def consider_size(cluster: Cluster, event: StepDone) -> Decision:
         cluster.search,
         len(cluster.workers),
         cluster.batch,
-        event.seconds + event.quiet_s,
+        event.steps.seconds,
         price_per_s,
-        num_steps=1 + event.quiet_steps,
+        num_steps=event.steps.num,
     )
     search, target, reason = look(
         search,

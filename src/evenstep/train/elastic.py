@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import Store
 
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import Coordinator
-from evenstep.messages import Began, Done, Failed, Generation, Leaving, Ready, Stepped
+from evenstep.messages import Began, Done, Failed, Generation, Leaving, Ready
 from evenstep.train import pulse
 from evenstep.train.checkpoint import Checkpoints
 from evenstep.train.group import CPU, Group, GroupGoneError, PeerLostError, gather, reach
@@ -35,9 +35,9 @@ from evenstep.train.meeting import rows
 from evenstep.train.membership import EVICTED, LEFT, LeaseOverError, LeftError, Membership
 from evenstep.train.position import Position, compare
 from evenstep.train.pulse import RankPlan
+from evenstep.train.reporter import Reporter
 from evenstep.train.session import Session
 from evenstep.train.state import State
-from evenstep.types import StepReport
 
 log = logging.getLogger("evenstep")
 
@@ -73,6 +73,7 @@ class ElasticSession(Session):
         self._adopted = False  # the step at hand was done by others, and the state is theirs
         self._planned = 0  # the generation that the leader has passed on
         self._reported_by: Generation
+        self._reporter = Reporter(self._member.control.tell)
         self._checkpoints: Checkpoints | None = None
         self._saved_s = time.monotonic()
         self._failed = False
@@ -178,6 +179,7 @@ class ElasticSession(Session):
             # Some may be within a step that all have reduced: it keeps the rate it began with.
             self._rate.aim(self._at.steps, told.lr_factor, told.lr_warmup_steps)
         if self.is_leader:
+            self._reporter.look_closely()
             self._member.control.tell(Began(generation=told.number, step=self._next_step))
         took_ms = (time.monotonic() - begun_s) * 1000
         log.info(
@@ -309,6 +311,7 @@ class ElasticSession(Session):
             plan = RankPlan(
                 from_step=self._plan_from(), shares=told.shares, lr_factor=told.lr_factor
             )
+            self._reporter.look_closely()
         return plan, max(0, self._member.control.newest - self.generation)
 
     def _switch(self, ahead: int) -> None:
@@ -326,22 +329,7 @@ class ElasticSession(Session):
         self._member.usual_s = usual_s + 0.2 * (seconds - usual_s) if usual_s else seconds
         if self.is_leader:
             by = self._reported_by  # a sum within the step may have changed the generation
-            rows = tuple(
-                StepReport(
-                    *(w, r.samples, r.compute_s, r.wait_s, r.free_cpu, r.free_memory),
-                    grad_squared_norm=r.grad_squared_norm,
-                )
-                for w, r in zip(by.roster, self._reports, strict=True)
-            )
-            self._member.control.tell(
-                Stepped(
-                    generation=by.number,
-                    step=step,
-                    seconds=seconds,
-                    reports=rows,
-                    grad_squared_norm=self._squared_norm(),
-                )
-            )
+            self._reporter.step(by, step, seconds, self._reports, self._squared_norm())
 
     # Checkpoints.
 

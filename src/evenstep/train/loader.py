@@ -29,9 +29,7 @@ class ShareSampler(Sampler[list[int]]):
         self, order: Order, shares_at: Callable[[int], tuple[int, ...]], rank: int
     ) -> None:
         self.order, self.rank = order, rank
-        self.epoch = self.begin = self.step = (
-            0  # the sample of the epoch, and the step, to begin at
-        )
+        self.epoch = self.begin = self.step = 0  # where to begin: a sample of an epoch, and a step
         self._shares_at = shares_at
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -109,9 +107,7 @@ class Loader:
             if session.step > step:
                 self.cursor = end
         next(batches, None)  # lets loader workers end as they like to
-        epoch = (
-            self.epoch
-        )  # in the following sum one may get the state of others who are through it
+        epoch = self.epoch  # the sum to come may bring the state of others who are through it
         session.end_epoch()
         self.epoch, self.cursor = epoch + 1, 0
 

@@ -54,9 +54,7 @@ class Search:
     is_fresh: bool = True  # the next step is the first after a transition
     is_settled: bool = False
     num_shifted_looks: int = 0  # in a row
-    num_blocked_looks: int = (
-        0  # to come, in which no workers are ordered: there were none to be had
-    )
+    num_blocked_looks: int = 0  # to come, that order no workers: there were none to be had
     elapsed_s: float = 0.0
     initial_samples_per_s: float = 0.0
     initial_total_s: float = 0.0

@@ -1,0 +1,63 @@
+"""What the leader tells the coordinator of its steps: at once if something is new, else in a sum.
+
+A message for every step costs a millisecond where both share cores: an eighth of a short step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from evenstep.messages import Generation, Stepped
+from evenstep.pace import Pace, Tally
+from evenstep.train.pulse import Report
+from evenstep.types import StepReport, Steps
+
+TELLING_S = 0.001  # what a message costs sender and receiver together
+
+
+class Reporter:
+    """Tells of steps, within a bounded part of the time. Every step is counted once."""
+
+    def __init__(
+        self, tell: Callable[[Stepped], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tell, self._clock = tell, clock
+        self._pace, self._tally = Pace(), Tally()
+
+    def look_closely(self) -> None:
+        """The roster or the shares have changed: tell of the next few steps in any case."""
+        self._pace.decided(self._clock(), 0.0, moved=True)
+
+    def step(
+        self,
+        by: Generation,
+        step: int,
+        seconds: float,
+        reports: Sequence[Report],
+        grad_squared_norm: float,
+    ) -> None:
+        """A step was taken by a generation; its reports are in the order of the roster."""
+        now_s = self._clock()
+        if not self._pace.wants(now_s, [r.compute_s for r in reports]):
+            samples = sum(r.samples for r in reports)
+            self._tally.add(by.number, Steps(num=1, seconds=seconds, samples=samples))
+            return
+        rows = tuple(
+            StepReport(
+                *(worker, r.samples, r.compute_s, r.wait_s, r.free_cpu, r.free_memory),
+                grad_squared_norm=r.grad_squared_norm,
+            )
+            for worker, r in zip(by.roster, reports, strict=True)
+        )
+        self._tell(
+            Stepped(
+                generation=by.number,
+                step=step,
+                seconds=seconds,
+                reports=rows,
+                grad_squared_norm=grad_squared_norm,
+                quiet=self._tally.take(by.number),
+            )
+        )
+        self._pace.decided(now_s, TELLING_S, moved=False)
