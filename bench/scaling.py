@@ -29,10 +29,10 @@ from evenstep.journal import read
 from evenstep.types import Drain, Launch, Regroup, Stay, StepDone
 
 MADE_BY = "python -m bench.scaling"
-BATCH = 480
-SAMPLES = 2400  # of an epoch
+BATCH = 2400  # half a second of one worker: much shorter steps are not slowed as a quota asks for
+SAMPLES = 24_000  # of an epoch
 MOST = 12
-JOB = 4_000_000  # samples of the job that the search is for
+JOB = 12_000_000  # samples of the job that the search is for: about twenty minutes at its best
 EPOCHS = -(-JOB // SAMPLES)
 PRICE = 1.0  # of a worker-hour
 MEASURED_S = 8.0
@@ -40,6 +40,7 @@ SETTINGS = ("scaling.period_steps=10", "scaling.step_workers=1", "scaling.settle
 
 
 TRAINING = ["--model", "cnn", "--batch", str(BATCH), "--epochs", str(EPOCHS)]
+TRAINING += ["--samples", str(SAMPLES)]
 QUOTA = ["--cores", "0.25", "--pause", "0"]
 
 

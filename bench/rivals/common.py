@@ -28,10 +28,10 @@ def network(name: str) -> nn.Module:
     )
 
 
-def samples(name: str) -> TensorDataset:
+def samples(name: str, num: int = 2400) -> TensorDataset:
     """Images and labels, made up."""
     chance = torch.Generator().manual_seed(1)
-    side, classes, num = (64, LARGE, 240) if name == "large" else (28, 10, 2400)
+    side, classes, num = (64, LARGE, 240) if name == "large" else (28, 10, num)
     x = torch.randn(num, 1, side, side, generator=chance)
     return TensorDataset(x, torch.randint(classes, (num,), generator=chance))
 
@@ -58,6 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=("cnn", "large"), required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=60, help="of all workers")
+    parser.add_argument("--samples", type=int, default=2400, help="of the small one's data")
     parser.add_argument("--epochs", type=int, default=1_000_000)
     parser.add_argument("--graceful", action="store_true", help="SIGTERM: a checkpoint, and out")
     parser.add_argument("--pause", type=float, default=0.03, help="of every step: the CPU is free")

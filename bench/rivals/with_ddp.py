@@ -37,7 +37,7 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
     model = DistributedDataParallel(net)
-    data = samples(args.model)
+    data = samples(args.model, args.samples)
     sampler: DistributedSampler[Any] = DistributedSampler(data)
     with held(args.cores):
         for x, y in cycle(DataLoader(data, batch_size=args.batch // world, sampler=sampler)):

@@ -21,7 +21,7 @@ def main() -> None:
     model = network(args.model)
     with evenstep.join() as session:
         model, optimizer = session.prepare(model, optimizer_of(model))
-        loader = session.loader(samples(args.model), batch=args.batch)
+        loader = session.loader(samples(args.model, args.samples), batch=args.batch)
         slow = args.slow == os.environ["EVENSTEP_WORKER"]
         with held(args.cores) as quota:
             for _ in session.epochs(args.epochs):

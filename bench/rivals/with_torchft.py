@@ -50,7 +50,9 @@ def main() -> None:
     model = DistributedDataParallel(manager, net)
     optimizer = Optimizer(manager, inner)
     world = int(os.environ["REPLICAS"])
-    for x, y in cycle(DataLoader(samples(args.model), batch_size=args.batch // world)):
+    for x, y in cycle(
+        DataLoader(samples(args.model, args.samples), batch_size=args.batch // world)
+    ):
         before = manager.current_step()
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)

@@ -82,6 +82,13 @@ class Welcome(Message, frozen=True, kw_only=True):
 # From workers.
 
 
+ALIKE = (
+    *("batch", "per_worker", "limit", "length", "seed", "shuffle", "drop_last"),
+    *("prefetched", "things", "model"),
+)
+"""What all workers of a run must have alike, of what they say when they are ready."""
+
+
 class Ready(Message, frozen=True, kw_only=True):
     """Started up, model and data built: ready to take a share."""
 
@@ -92,7 +99,11 @@ class Ready(Message, frozen=True, kw_only=True):
     per_worker: int = 0
     limit: int = 0
     length: int  # of the dataset
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = False
     prefetched: int
+    things: str = ""  # names of what has a state, besides the model
     settings: dict[str, Any] = {}  # the script's own, of the config tree
     model: str  # a digest of names, shapes and dtypes
     address: str  # of the store that this worker hosts, for generations it leads
@@ -170,6 +181,7 @@ class Generation(Message, frozen=True, kw_only=True):
     measures: bool = False  # squared norms of gradients are wanted
     planned: bool
     spares: tuple[WorkerId, ...] = ()
+    saves: WorkerId = ""  # who writes a last checkpoint, where a run ends between steps
     address: str = ""  # of the leader's store
     port: int = 0
     reason: str

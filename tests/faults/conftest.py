@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.faults.running import SCRIPT
+from tests.faults.running import ENVIRONMENT, SCRIPT
 
 Alone = Callable[..., dict[str, Any]]
 
@@ -19,13 +19,14 @@ Alone = Callable[..., dict[str, Any]]
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     """Parameters and the rest after training alone with some arguments."""
-    known: dict[tuple[str, ...], dict[str, Any]] = {}
+    known: dict[tuple[str | Path, ...], dict[str, Any]] = {}
 
-    def train(*args: str) -> dict[str, Any]:
-        if args not in known:
+    def train(*args: str, script: Path = SCRIPT) -> dict[str, Any]:
+        if (script, *args) not in known:
             out: Path = tmp_path_factory.mktemp("alone")
-            subprocess.run([sys.executable, SCRIPT, "--out", out, *args], check=True, timeout=90)
-            known[args] = torch.load(out / "alone.pt", weights_only=True)
-        return known[args]
+            command = [sys.executable, str(script), "--out", str(out), *args]
+            subprocess.run(command, check=True, timeout=90, env=ENVIRONMENT)
+            known[script, *args] = torch.load(out / "alone.pt", weights_only=True)
+        return known[script, *args]
 
     return train

@@ -23,6 +23,11 @@ from evenstep.messages import Ask
 SCRIPT = Path(__file__).with_name("train.py")
 EVENSTEP = Path(sys.executable).with_name("evenstep")
 BOUND_S = 90.0
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(Path(__file__).parents[2]),
+    "OMP_NUM_THREADS": "1",
+}
 
 Fault = tuple[str, str, int]
 
@@ -51,7 +56,7 @@ class Running:
             [EVENSTEP, "run", "--workers", workers, *where, *options, *command],
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "FAULTS": json.dumps(faults), "OMP_NUM_THREADS": "1"},
+            env={**ENVIRONMENT, "FAULTS": json.dumps(faults)},
         )
 
     def __enter__(self) -> Running:

@@ -1,4 +1,4 @@
-"""SIGKILL at every point of a step that matters, of whoever matters, with five workers.
+"""SIGKILL at every point of a step that matters, of whoever matters, with five workers or more.
 
 With three workers every survivor is a neighbour of the lost one in Gloo's ring and learns of the
 loss by itself. With five some do not.
@@ -16,8 +16,8 @@ from tests.faults.running import Fault, Running, same
 POINTS = ("forward", "backward", "bucket", "reduced", "stepped")
 
 CASES: list[tuple[Fault, ...]] = [
-    *[((who, point, 7),) for who in ("rank3", "leader") for point in POINTS],
-    (("rank2", "epoch", 10),),  # before the sum at an epoch's end
+    *[(("rank3", point, 7), ("leader", point, 17)) for point in POINTS],  # one after the other
+    (("rank2", "epoch", 10), ("leader", "epoch", 20)),  # before the sum at an epoch's end
     (("rank1", "reduced", 9), ("rank3", "backward", 9)),  # the epoch's last step: two at once
     (("rank1", "backward", 7), ("rank2", "backward", 7)),
     (("leader", "backward", 7), ("rank3", "bucket", 7)),
@@ -33,9 +33,10 @@ def test_survivors_end_where_one_process_ends(
     faults: tuple[Fault, ...], tmp_path: Path, alone: Alone
 ) -> None:
     options = ["--restarts", "0", "--checkpoint-every", "0.1"]
-    with Running(tmp_path, options=options, args=["--pause", "0.005"], faults=faults) as run:
+    args = ["--pause", "0.005"]
+    with Running(tmp_path, workers="6", options=options, args=args, faults=faults) as run:
         assert run.finish() == 0
         died = list(run.out.glob("fault-*"))
-        assert len(run.results()) == 5 - len(died)
+        assert len(run.results()) == 6 - len(died)
         assert died
         assert all(same(result, alone()) for result in run.results().values())

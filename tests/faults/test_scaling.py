@@ -140,6 +140,26 @@ def test_a_straggler_is_replaced_and_leaves_when_its_substitute_is_there(
 
 
 @pytest.mark.timeout(180)
+def test_a_substitute_that_is_no_better_ends_the_attempt(tmp_path: Path) -> None:
+    slow = ["--slow", "w1,w3", "--slow-from", "20", "--per-sample", "0.004"]
+    options = sets("straggler.replace=true", "straggler.warmup_steps=5", "policy=uniform")
+    with Running(tmp_path, workers="3", options=options, args=["--epochs", "40", *slow]) as run:
+        assert run.finish() == 0
+        taken = actions(run)
+        assert sizes(taken) == [3, 4, 3]
+        stays = [action.reason for action in taken if isinstance(action, Stay)]
+        assert any("w3 is no better than the worker it replaced" in why for why in stays)
+
+
+def test_when_all_become_slow_nobody_is_replaced(tmp_path: Path) -> None:
+    slow = ["--slow", "w0,w1,w2", "--slow-from", "20", "--per-sample", "0.002"]
+    options = sets("straggler.replace=true", "straggler.warmup_steps=5", "policy=uniform")
+    with Running(tmp_path, workers="3", options=options, args=["--epochs", "12", *slow]) as run:
+        assert run.finish() == 0
+        assert sizes(actions(run)) == [3]
+
+
+@pytest.mark.timeout(180)
 def test_a_spare_comes_back_without_starting_up(tmp_path: Path, alone: Alone) -> None:
     args = ["--epochs", "100", "--pause", "0.01"]
     options = ["--spares", "1"]

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 import evenstep
 from evenstep.emulate import DeviceCurve
-from evenstep.train import checkpoint, elastic, reduce
+from evenstep.train import checkpoint, reduce, regroup
 
 NAME = os.environ.get("EVENSTEP_WORKER", "alone")
 
@@ -79,9 +79,9 @@ def plant(faults: Faults, model: nn.Module) -> None:
     first = next(model.parameters())
     first.register_hook(lambda grad: faults.at("bucket"))  # others are on their way by then
     for module, name, point in (
-        (elastic, "gather", "forming"),
-        (elastic, "compare", "comparing"),
-        (elastic, "hand_over", "handover"),
+        (regroup, "gather", "forming"),
+        (regroup, "compare", "comparing"),
+        (regroup, "hand_over", "handover"),
         (checkpoint, "_check_sum", "checkpoint"),
     ):
         setattr(module, name, faults.before(point, getattr(module, name)))
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--per-sample", type=float, default=0.0, help="seconds of an own device")
     parser.add_argument("--floor", type=float, default=0.0, help="the least that it takes")
-    parser.add_argument("--slow", default="", help="a worker whose device is three times as slow")
+    parser.add_argument("--slow", default="", help="workers whose devices are three times as slow")
     parser.add_argument("--slow-from", type=int, default=0, help="step")
     parser.add_argument("--sum", action="store_true", help="a sum over the workers in every step")
     parser.add_argument("--loader-workers", type=int, default=0)
@@ -135,7 +135,7 @@ def main() -> None:
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(model(x), y)
                 time.sleep(args.pause)
-                slow = args.slow == NAME and session.step >= args.slow_from
+                slow = NAME in args.slow.split(",") and session.step >= args.slow_from
                 device.slowed(3.0 if slow else 1.0).run(session.counted, begun_s)
                 faults.at("backward")
                 loss.backward()

@@ -196,6 +196,17 @@ def test_sums_and_evaluation_cover_every_sample_once() -> None:
     assert answers[0][1] > answers[2][1]
 
 
+def test_an_evaluation_made_beforehand_follows_the_shares_of_the_time() -> None:
+    def body(session: Session) -> list[int]:
+        evaluation = session.evaluation(data(48), batch_size=5, shuffle=True)
+        before = sum(len(y) for _, y in evaluation)
+        plain(session)
+        return [before, sum(len(y) for _, y in evaluation)]
+
+    answers = run_ranks(3, body, policy={"name": "fixed", "shares": [5, 2, 1]})
+    assert answers == [[16, 30], [16, 12], [16, 6]]
+
+
 def test_parameters_begin_as_the_leader_s() -> None:
     def body(session: Session) -> list[torch.Tensor]:
         net = made()

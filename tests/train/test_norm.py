@@ -212,6 +212,17 @@ def test_it_takes_one_sum_forward_and_one_backward_and_tells_the_wait() -> None:
     assert run_groups(2, body) == [[1, 2, 3, 3]] * 2
 
 
+def test_once_the_group_is_gone_the_layers_of_a_void_step_go_on() -> None:
+    """Whatever they compute does not count; but it must not end the run."""
+
+    def body(group: Group) -> bool:
+        layer = synchronise(nn.BatchNorm1d(3), group, lambda: 0.0, on_gone=lambda _: None)
+        group.close()
+        return bool(layer(torch.randn(1, 3)).isfinite().all())
+
+    assert run_groups(2, body) == [True, True]
+
+
 def test_evaluation_is_plain_and_asks_nobody() -> None:
     template = disturbed(nn.BatchNorm1d(3))
     x = torch.randn(4, 3)

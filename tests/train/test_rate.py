@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from evenstep.train.loader import Weight
 from evenstep.train.rate import Rate
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks
@@ -40,6 +41,15 @@ def test_warming_up_goes_in_even_steps_from_where_it_was() -> None:
     assert [rate.at(step) for step in (9, 10, 11, 12, 13, 14)] == [2.0, 2.5, 3.0, 3.5, 4.0, 4.0]
     rate.aim(12, 1.0, over_steps=2)  # before it got there
     assert [rate.at(step) for step in (12, 13)] == [2.25, 1.0]
+
+
+def test_a_new_aim_keeps_what_is_left_of_warming_up() -> None:
+    rate = Rate()
+    rate.aim(0, 3.0, over_steps=10)
+    rate.aim(4, 3.5, rate.steps_left(4))
+    assert rate.at(4) == pytest.approx(rate.at(3) + (3.5 - rate.at(3)) / 6)
+    assert (rate.at(8) < 3.5, rate.at(9)) == (True, 3.5)
+    assert rate.steps_left(10) == 0
 
 
 def test_a_worker_that_joins_goes_on_with_it() -> None:
@@ -88,13 +98,14 @@ def test_a_batch_of_so_much_for_each_worker(rule: str, factor: float) -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
 
 
-def test_norms_for_the_gradients_noise_are_those_of_the_means() -> None:
+@pytest.mark.parametrize("weight", [None, lambda batch: 512.0 * len(batch[0])])
+def test_norms_for_the_gradients_noise_are_those_of_the_means(weight: Weight | None) -> None:
     """Each worker's own mean gradient, and that of the whole batch."""
 
     def body(session: Session) -> tuple[int, float, float, float]:
         net = made()
         net, _ = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-        loader = session.loader(data(), per_worker=8, limit=24)
+        loader = session.loader(data(), per_worker=8, limit=24, weight=weight)
         for _ in session.epochs(1):
             for x, y in loader:
                 own = made()

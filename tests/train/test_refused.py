@@ -49,6 +49,8 @@ class Endless(IterableDataset[int]):
         (lambda s: next(s.epochs(1)), "call session.loader"),
         (lambda s: next(iter(s.loader(DATA, batch=8))), "call session.prepare"),
         (lambda s: s.register("x", object()), "x: has no state_dict"),
+        (lambda s: s.register("x", net_and_sgd(s)[1]), "x: is an optimizer: give it to"),
+        (lambda s: [net_and_sgd(s) for _ in "ab"], "put several models into one"),
         (lambda s: [s.loader(DATA, batch=8) for _ in "ab"], "use session.evaluation"),
     ],
 )
@@ -93,6 +95,23 @@ def test_ranks_that_disagree_on_the_batch_are_told_so() -> None:
         session.loader(DATA, batch=8 + session.rank)
 
     with pytest.raises((ConfigError, PeerFailedError), match=r"batch: is \d on rank"):
+        run_ranks(2, body)
+
+
+def test_ranks_that_disagree_on_the_order_are_told_so() -> None:
+    def body(session: Session) -> None:
+        session.loader(DATA, batch=8, shuffle=session.rank == 0)
+
+    with pytest.raises((ConfigError, PeerFailedError), match=r"shuffle: is (True|False) on rank"):
+        run_ranks(2, body)
+
+
+def test_ranks_with_seeds_of_their_own_are_told_so() -> None:
+    def body(session: Session) -> None:
+        session._seed = session.rank
+        session.loader(DATA, batch=8)
+
+    with pytest.raises((ConfigError, PeerFailedError), match=r"seed: is \d on rank"):
         run_ranks(2, body)
 
 

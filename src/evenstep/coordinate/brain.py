@@ -14,7 +14,7 @@ from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
 from evenstep.errors import ConfigError, JournalError
 from evenstep.journal import Journal, read
-from evenstep.messages import Ready
+from evenstep.messages import ALIKE, Ready
 from evenstep.pace import Pace, Tally
 from evenstep.strict import build, override
 from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, WorkerId
@@ -23,9 +23,6 @@ log = logging.getLogger("evenstep")
 
 Timer = Callable[[], float]
 """Seconds that this thread has computed for."""
-
-ALIKE = ("batch", "per_worker", "limit", "length", "prefetched", "model")
-"""What all workers of a run must agree on."""
 
 
 class Brain:

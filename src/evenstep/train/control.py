@@ -1,7 +1,8 @@
 """A worker's line to the coordinator: two threads beside training, which never waits for them.
 
 What comes in is kept until the training thread looks; what goes out is dropped while there is no
-connection, unless it must not be. A lost coordinator is dialled again until the lease is over.
+connection. A lost coordinator is dialled again until the lease is over, and is then told again what
+it has to know: that this worker is ready, if it has no place yet, and that it wants to leave.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from evenstep.messages import (
     Greeting,
     Hello,
     Lease,
+    Leaving,
     NewPlan,
     Paused,
+    Ready,
     Refused,
     ToClient,
     Welcome,
@@ -45,7 +48,11 @@ WAITING_LINES = 1000
 
 
 class NotWelcomeError(EvenstepError, ConnectionError):
-    """The coordinator refuses this worker, or cannot be reached."""
+    """The coordinator refuses this worker."""
+
+
+class HungUpError(EvenstepError, ConnectionError):
+    """Whoever listens there hung up before a word."""
 
 
 class Control:
@@ -58,7 +65,9 @@ class Control:
         self._where, self._progress = where, progress
         self._lock = threading.Condition()
         self._socket: socket.socket | None = None
-        self._outbox: queue.Queue[FromClient | None] = queue.Queue(WAITING_LINES)
+        # Of this kind, since a signal's handler may put something in while we do so, too.
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._lasting: dict[type, bytes] = {}  # what a coordinator that comes back has to know
         self.generations: dict[int, Generation] = {}
         self.newest = 0  # of all generations announced
         self.newest_at_once = 0  # of those that make the step at hand void
@@ -91,10 +100,13 @@ class Control:
         return time.monotonic() > self._leased_s
 
     def tell(self, message: FromClient) -> None:
-        """Say something soon. Never waits; with no connection for long, the oldest is dropped."""
-        try:
-            self._outbox.put_nowait(message)
-        except queue.Full:
+        """Say something soon. Never waits; if the coordinator does not listen, it is dropped."""
+        line = from_client.encode(message)
+        if isinstance(message, Ready | Leaving):
+            self._lasting[type(message)] = line
+        if self._outbox.qsize() < WAITING_LINES:
+            self._outbox.put(line)
+        else:
             log.debug("the coordinator does not listen: dropped %s", type(message).__name__)
 
     def take_plan(self, generation: int) -> NewPlan | None:
@@ -134,20 +146,31 @@ class Control:
             except (OSError, ValueError) as e:
                 log.debug("the line to the coordinator broke: %s", e)
             with self._lock:
-                self._socket = None
+                there, self._socket = self._socket, None
+            if there is not None:
+                self._lines.close()
+                _hang_up(there)
             while not self._closed and self.goodbye is None and not self.lease_over:
                 try:
                     self._dial()
                     log.info("the coordinator is back")
+                    self._tell_again()
                     break
                 except NotWelcomeError as e:
                     with self._lock:
                         self.goodbye = str(e)
                         self._lock.notify_all()
-                except OSError:
+                except (OSError, ValueError) as e:  # nobody, or something else, listens there
+                    log.debug("the coordinator is not there: %s", e)
                     self.wait(AGAIN_S)
             else:
                 return
+
+    def _tell_again(self) -> None:
+        generation, _, _ = self._progress()
+        for kind, line in list(self._lasting.items()):
+            if kind is not Ready or generation == 0:
+                self._outbox.put(line)
 
     def _hear(self, message: ToClient) -> None:
         with self._lock:
@@ -174,26 +197,27 @@ class Control:
     def _write(self) -> None:
         beat_s = time.monotonic() + self._every_s
         while True:
-            message: FromClient | None
+            line: bytes | None
             left_s = beat_s - time.monotonic()
-            if left_s <= 0:  # also while there is a lot to say, as a leader has
+            beats = left_s <= 0  # also while there is a lot to say, as a leader has
+            if beats:
                 generation, step, waiting = self._progress()
-                message = Alive(generation=generation, step=step, waiting=waiting)
+                line = from_client.encode(Alive(generation=generation, step=step, waiting=waiting))
                 beat_s = time.monotonic() + self._every_s
             else:
                 try:
-                    message = self._outbox.get(timeout=left_s)
+                    line = self._outbox.get(timeout=left_s)
                 except queue.Empty:
                     continue
-            if message is None:
+            if line is None:
                 return
             with self._lock:
                 there = self._socket
-                if there is not None and isinstance(message, Alive):
+                if there is not None and beats:
                     self._asked_s.append(time.monotonic())
             try:
                 if there is not None:
-                    there.sendall(from_client.encode(message))
+                    there.sendall(line)
             except OSError as e:
                 log.debug("not told: %s", e)
 
@@ -237,7 +261,7 @@ class Control:
 
 def _first(line: bytes) -> ToClient:
     if not line:
-        raise NotWelcomeError("the coordinator hung up before a word")
+        raise HungUpError("the coordinator hung up before a word")
     return to_client.decode(line)
 
 

@@ -9,45 +9,37 @@ from __future__ import annotations
 
 import logging
 import signal
-import socket
 import threading
 import time
 import traceback
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import Store
 
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import Coordinator
-from evenstep.messages import Began, Done, Failed, Generation, Leaving, Ready
+from evenstep.messages import Done, Failed, Generation, Leaving, Ready
 from evenstep.train import pulse
 from evenstep.train.checkpoint import Checkpoints
-from evenstep.train.group import CPU, Group, GroupGoneError, PeerLostError, gather, reach
+from evenstep.train.group import GroupGoneError
 from evenstep.train.guard import Undo, skip_if
-from evenstep.train.handover import hand_over
 from evenstep.train.loader import Loader
 from evenstep.train.meeting import rows
-from evenstep.train.membership import EVICTED, LEFT, LeaseOverError, LeftError, Membership
-from evenstep.train.position import Position, compare
+from evenstep.train.membership import LeaseOverError
 from evenstep.train.pulse import RankPlan
-from evenstep.train.reporter import Reporter
-from evenstep.train.session import Session
+from evenstep.train.regroup import Regrouping
 from evenstep.train.state import State
 
 log = logging.getLogger("evenstep")
 
-TIMEOUT_S = 600.0  # of a sum, if all else fails
-MEET_S = 10.0  # to make a group of ranks that are all there
 PARTING_S = 10.0
+MOST_TOLD = 100_000  # letters of a traceback
 FEW_WORKERS = 16  # buffers made beforehand have room for the pulse of so many, and four times that
 
 
-class ElasticSession(Session):
+class ElasticSession(Regrouping):
     """A worker of a run with a coordinator."""
 
     def __init__(
@@ -60,25 +52,14 @@ class ElasticSession(Session):
         seed: int = 0,
         kind: str = "",
     ) -> None:
-        super().__init__(settings, cap=cap, min_share=min_share, seed=seed, kind=kind)
-        self._member = Membership(where)
-        self._address = where.address
-        self._store, self._port = _host(where.address)
-        self._state: State
-        self._undo: Undo
-        self._at = Position()
-        self._before = (self._at, 0)  # as the step at hand began
-        self._last_sum = torch.zeros(0, dtype=torch.uint8)  # its bytes: somebody may have missed it
-        self._lost = False  # the group is gone, and there is no other yet
-        self._adopted = False  # the step at hand was done by others, and the state is theirs
+        super().__init__(where, settings, cap=cap, min_share=min_share, seed=seed, kind=kind)
         self._planned = 0  # the generation that the leader has passed on
+        self._late = False  # others had begun when it came, and it has not joined in a step yet
         self._reported_by: Generation
-        self._reporter = Reporter(self._member.control.tell)
-        self._checkpoints: Checkpoints | None = None
-        self._saved_s = time.monotonic()
         self._failed = False
+        self._handled_before: Any = None
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._leave_soon)
+            self._handled_before = signal.signal(signal.SIGTERM, self._leave_soon)
 
     # The step, from the loader's point of view.
 
@@ -88,6 +69,11 @@ class ElasticSession(Session):
             return
         if self._loader is None or self._model is None:
             raise ConfigError("session", "call prepare(model, ...) and loader(...) first")
+        for thing in self._things.values():
+            if isinstance(thing, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
+                skip_if(lambda: self.void, thing)
+            if isinstance(thing, torch.optim.Optimizer):
+                self._phases.add(thing)
         self._state = State({"model": self._model}, self._things, {})
         scalers = [t for t in self._things.values() if isinstance(t, torch.amp.GradScaler)]
         self._undo = Undo(self._model, scalers)
@@ -95,6 +81,9 @@ class ElasticSession(Session):
         if welcome.run and Path(welcome.run).is_dir():
             folder = Path(welcome.run) / "checkpoints"
             self._checkpoints = Checkpoints(folder, keep=welcome.checkpoints_kept)
+        elif welcome.run:
+            told = "%s is not on this host: no checkpoints are written while this worker leads"
+            log.warning(told, welcome.run)
         assert self._reducer is not None
         self._reducer.warm_up(pulse.size(FEW_WORKERS))
         self._member.control.tell(
@@ -106,7 +95,7 @@ class ElasticSession(Session):
                 port=self._port,
             )
         )
-        self._regroup()
+        self._late = self._regroup()
 
     def settle(self) -> int:
         """Before a batch: repeat a void step with whoever is left, or switch as was passed on."""
@@ -115,10 +104,14 @@ class ElasticSession(Session):
             self._regroup()
         if self.void:
             self._undo.forget()
-            self.void = False
-        planned, self._planned = self._planned, 0
-        if planned > self.generation:
-            self._regroup(planned)
+            assert self._reducer is not None
+            self.void = self._reducer.void = False
+        # Gradients that no optimizer has used yet are no place to stop at, nor to take others in.
+        if self._planned and not self._batches_since_step:
+            planned, self._planned = self._planned, 0
+            if planned > self.generation:
+                self._regroup(planned)
+        self._late = False
         every_s = self._member.control.welcome.checkpoint_every_s
         if self.is_leader and every_s and time.monotonic() - self._saved_s > every_s:
             self._save()
@@ -128,6 +121,7 @@ class ElasticSession(Session):
         """A batch is in hand."""
         self._undo.keep(accumulating=self._batches_since_step > 0)
         self._before, self._adopted = (self._at, self._batches_since_step), False
+        self._phases.begin()
         super().begin_step(step, samples=samples, weight=weight, total=total)
 
     def end_step(self, step: int) -> None:
@@ -145,141 +139,35 @@ class ElasticSession(Session):
         self._sum(torch.zeros(1))
         super().end_epoch()
 
-    # Into a new generation.
+    # Sums.
 
-    def _regroup(self, planned: int = 0) -> None:
-        """Into a newer generation, as often as it takes, with the state of the furthest of it."""
-        if self.void:
-            self._undo.restore()  # a forward pass may have gone on after the group was gone
-        while True:
-            told = self._member.next(planned)
-            begun_s = time.monotonic()
-            if told.number == planned:
-                self._farewell(told)
-            self._let_go()
-            if self._member.worker in told.spares:
-                log.info("this worker waits as a spare: %s", told.reason)
-                self._member.rest(told)
-                self._at, planned = Position(), 0  # whatever it has will be old
-                continue
-            if self._member.worker not in told.roster:
-                log.info("this worker leaves: %s", told.reason)
-                raise LeftError(LEFT if told.planned else EVICTED)
-            try:
-                self._form(told)
-                self._catch_up()
-                break
-            except GroupGoneError as e:
-                log.info("generation %d did not come about: %s", told.number, e)
-        self._lost, self._member.begun = False, True
-        self._member.step = self._next_step
-        self._plans = [RankPlan(from_step=self._next_step, shares=told.shares)]
-        self._measures = told.measures
-        if told.lr_factor != self._rate.target:
-            # Some may be within a step that all have reduced: it keeps the rate it began with.
-            self._rate.aim(self._at.steps, told.lr_factor, told.lr_warmup_steps)
-        if self.is_leader:
-            self._reporter.look_closely()
-            self._member.control.tell(Began(generation=told.number, step=self._next_step))
-        took_ms = (time.monotonic() - begun_s) * 1000
-        log.info(
-            "generation %d at step %d: rank %d of %d, after %.0f ms; %s",
-            *(told.number, self._next_step, self.rank, self.world, took_ms, told.reason),
-        )
+    def _before_optimizer_step(self, *_: Any) -> None:
+        if self._phases.several and not self._undo.has_all:
+            self._undo.keep_all(self._state)
+        self._phases.stepped = True
 
-    def _farewell(self, told: Generation) -> None:
-        """If somebody leaves, all see each other through the step before anyone hangs up."""
-        if set(self._member.roster) <= set(told.roster):
-            return
-        if not told.roster and self.is_leader:
-            self._save(wait=True)
-        try:
-            self._group.sum(torch.zeros(1))
-        except GroupGoneError as e:
-            log.debug("somebody left without a word: %s", e)
+    def _fill_pulse(self, used: list[bool]) -> torch.Tensor:
+        self._phases.backward()
+        return super()._fill_pulse(used)
 
-    def _form(self, told: Generation) -> None:
-        self.rank, self.world = self._member.enter(told)
-        self.generation = told.number
-        store = self._store
-        if self.rank > 0:
-            store = reach(told.address, told.port, self._member.check)
-        gather(store, told.number, self.rank, self.world, self._member.check)
+    def _part_of(self, length: int) -> tuple[int, int]:
+        part = super()._part_of(length)
+        return (0, length) if self._late else part
 
-        def make(name: str, device: torch.device) -> Group:
-            group = Group(
-                store,
-                told.number,
-                self.rank,
-                self.world,
-                timeout_s=TIMEOUT_S,
-                meet_s=MEET_S,
-                name=name,
-                device=device,
-                address=self._address,
-                check=self._member.check,
-                last_words_s=0.0,
-            )
-            self._groups.append(group)
-            return group
-
-        self._group = make("control", CPU)
-        self._join_groups(make, on_gone=self._gone)
-
-    def _catch_up(self) -> None:
-        """Whoever is behind gets the state of those ahead; one who missed a sum gets that."""
-        mine = replace(self._at, begun=self._at.begun and not self._state.torn)
-        ahead = compare(self._group, mine, gradients=self._batches_since_step > 0)
-        if not ahead.position.begun and self.is_leader:
-            self._load_checkpoint()
-        behind = [rank for rank in range(self.world) if rank not in ahead.sources]
-        self._state.plain = self._plain()
-        hand_over(self._group, ahead.sources, behind, self._state, grads=ahead.gradients)
-        if self.rank in behind:
-            self._take_on(self._state.plain)
-            # In the midst of a step that others have reduced: it is this worker's now, too.
-            self.void, self._adopted = False, True
-        self._last_sum = ahead.last_sum(self._group, self._last_sum)
-        self._at = replace(ahead.position, begun=True, steps=max(ahead.position.steps, self.step))
-
-    def _plain(self) -> dict[str, Any]:
-        assert self._loader is not None
-        return {
-            "step": self._next_step,
-            "unused": self._batches_since_step,
-            "order": self._loader.state_dict(),
-            "rate": self._rate.state_dict(),
-            "random": torch.get_rng_state(),
-        }
-
-    def _take_on(self, plain: dict[str, Any]) -> None:
-        assert self._loader is not None
-        self._loader.load_state_dict(plain["order"])
-        self._rate.load_state_dict(plain["rate"])
-        self._next_step, self._batches_since_step = plain["step"], plain["unused"]
-        torch.set_rng_state(plain["random"])
-
-    # What can go wrong in the midst of a step, and of a sum.
-
-    def _gone(self, error: GroupGoneError) -> None:
-        """The step is void. Letting the group go frees those who still wait in it."""
-        assert self._reducer is not None
-        log.info("step %d is void: %s", self._next_step, error)
-        if isinstance(error, PeerLostError):
-            self._member.complain(0.0)
-        self.void = self._lost = self._reducer.void = True
-        self._at, self._batches_since_step = self._before
-        self._undo.restore()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._reducer is not None:
-            self._reducer.let_go()
-        groups, self._groups = self._groups, []
-        for group in groups:
-            group.close(0.0)
+    def _waited(self, seconds: float) -> None:
+        super()._waited(seconds)
+        self._member.waiting = False
 
     def _sum(self, values: torch.Tensor) -> torch.Tensor:
+        if self._late:
+            log.warning(
+                "a sum before the first batch, in a run that is at step %d: the others took theirs "
+                "before, and this one is of this worker's own value",
+                self._next_step,
+            )
+            return values
+        if self._lost:
+            self._regroup()  # first: those ahead may have taken sums that this worker has not
         wanted = self._at.sums + 1
         while self._at.sums < wanted:
             if self._lost:
@@ -291,6 +179,10 @@ class ElasticSession(Session):
             try:
                 self._group.sum(mine)
             except GroupGoneError as e:
+                if self._in_hand and not self._is_reduced:
+                    # The batch was cut for a roster that is gone.
+                    self._gone(e)
+                    return torch.zeros_like(values)
                 log.info("a sum is repeated: %s", e)
                 self._lost = True
                 self._let_go()
@@ -331,32 +223,10 @@ class ElasticSession(Session):
             by = self._reported_by  # a sum within the step may have changed the generation
             self._reporter.step(by, step, seconds, self._reports, self._squared_norm())
 
-    # Checkpoints.
-
-    def _load_checkpoint(self) -> None:
-        """Nobody trains yet: the run goes on where its newest checkpoint ends, if it has one."""
-        found = self._checkpoints.newest() if self._checkpoints is not None else None
-        if found is not None:
-            self._state.apply(found.tree)
-            self._take_on(self._state.plain)
-            log.info("going on from %s at step %d", found.path.name, self._next_step)
-
-    def _save(self, *, wait: bool = False) -> None:
-        """A checkpoint of the steps done so far; never in the midst of accumulating gradients."""
-        if self._checkpoints is None or self._batches_since_step:
-            return
-        self._saved_s = time.monotonic()
-        self._state.plain = self._plain()
-        self._checkpoints.save(self._next_step, self._state)
-        if wait:
-            self._checkpoints.close()
-
     # Beginning and leaving.
 
     def _meet(self, model: torch.nn.Module) -> None:
-        for thing in self._things.values():
-            if isinstance(thing, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
-                skip_if(lambda: self.void, thing)
+        """Later, too."""
 
     def _agree(self, loader: Loader) -> None:
         """Later: this worker is ready when its loop begins."""
@@ -367,13 +237,15 @@ class ElasticSession(Session):
     def _fail(self, error: BaseException) -> None:
         self._failed = True
         if isinstance(error, LeaseOverError) and self.is_leader:
-            self._save(wait=True)
+            self._save_what_is_whole()
         if not isinstance(error, SystemExit):
-            told = "".join(traceback.format_exception(error))
-            self._member.control.tell(Failed(told=told))
+            told = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
+            self._member.control.tell(Failed(told=told[-MOST_TOLD:]))
 
     def _part(self) -> None:
         control = self._member.control
+        if signal.getsignal(signal.SIGTERM) == self._leave_soon:
+            signal.signal(signal.SIGTERM, self._handled_before or signal.SIG_DFL)
         if self._checkpoints is not None:
             self._checkpoints.close()
         if not self._failed:
@@ -382,19 +254,6 @@ class ElasticSession(Session):
             while control.connected and control.goodbye is None and time.monotonic() < until_s:
                 control.wait(0.05)
         control.close()
-
-
-def _host(address: str) -> tuple[Store, int]:
-    """A store of this worker's own, for the generations that it leads."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family)
-    listener.bind((address, 0))
-    listener.listen(1024)
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    return store, port
 
 
 def _digest(model: torch.nn.Module) -> str:

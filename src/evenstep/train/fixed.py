@@ -17,6 +17,7 @@ from evenstep.engine import Engine
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.journal import Journal
 from evenstep.launch.environment import Place
+from evenstep.messages import ALIKE
 from evenstep.strict import build
 from evenstep.train.address import own_address
 from evenstep.train.agent import Agent
@@ -83,8 +84,8 @@ class FixedSession(Session):
         self._meeting.tell("facts", facts)
         every = self._meeting.hear_all("facts")
         for rank, other in enumerate(every):
-            for name in ("batch", "per_worker", "limit", "length", "prefetched"):
-                if other[name] != facts[name]:
+            for name in ALIKE:
+                if other.get(name) != facts.get(name):  # models have been compared before
                     raise ConfigError(
                         name, f"is {facts[name]} on rank {self.rank}, {other[name]} on rank {rank}"
                     )
@@ -106,11 +107,11 @@ class FixedSession(Session):
             first = self._agent.take(0)
             if first is None:
                 raise EvenstepError(self._agent.paused)
-            rule = settings.batch.lr_rule
-            self._meeting.tell("first", [first.shares, first.lr_factor, rule])
-        shares, lr_factor, rule = self._meeting.hear("first", 0)
+            rule, warmup = settings.batch.lr_rule, settings.batch.lr_warmup_steps
+            self._meeting.tell("first", [first.shares, first.lr_factor, rule, warmup])
+        shares, lr_factor, rule, warmup = self._meeting.hear("first", 0)
         self._plans = [RankPlan(from_step=0, shares=tuple(shares), lr_factor=lr_factor)]
-        self._rate.aim(0, lr_factor)
+        self._rate.aim(0, lr_factor, warmup if lr_factor != 1.0 else 0)
         self._measures = rule == "adascale"
 
     def _orders(self) -> tuple[RankPlan | None, int]:
@@ -118,6 +119,9 @@ class FixedSession(Session):
 
     def _switch(self, ahead: int) -> None:
         raise AssertionError("a fixed roster has one generation")
+
+    def _before_optimizer_step(self, *_: Any) -> None:
+        """Nothing is ever undone."""
 
     def _gone(self, error: GroupGoneError) -> None:
         raise error

@@ -119,6 +119,7 @@ class Group:
         self.generation, self.rank, self.world = generation, rank, world
         self.device, self._check, self._last_words_s = device, check, last_words_s
         self._backend: Any = None
+        self.is_closed = False
         if world > 1:
             prefix = PrefixStore(f"evenstep/{generation}/{name}", store)
             self._backend = self._meet(
@@ -202,7 +203,7 @@ class Group:
         """Let the group go. Waits a little for what is still blocked in it, and no longer."""
         # The destructor joins a blocked sum, until its peers have closed their ends too: never in
         # the training thread. A process that ends in the midst of it would be aborted.
-        box, self._backend = [self._backend], None
+        box, self._backend, self.is_closed = [self._backend], None, True
         thread = threading.Thread(target=box.clear, name=CLOSING, daemon=True)
         thread.start()
         thread.join(wait_s)

@@ -8,6 +8,11 @@ from typing import Any
 
 import torch
 
+from evenstep.train.state import State
+from evenstep.train.tree import put_together
+
+KNOWN_BATCHES = 1000  # after which a script has shown what it does in a batch
+
 
 def skip_if(void: Callable[[], bool], thing: Any) -> None:
     """Make `thing.step()` do nothing while a step is void."""
@@ -36,6 +41,7 @@ class Undo:
         self._states: list[Any] = []
         self._grads: list[torch.Tensor | None] = []
         self._random = torch.get_rng_state()
+        self._all: tuple[State, bytes, list[torch.Tensor]] | None = None
 
     def keep(self, *, accumulating: bool) -> None:
         """A step begins. Gradients matter only if those of earlier batches are in them."""
@@ -46,6 +52,17 @@ class Undo:
         if accumulating:
             self._grads = [None if p.grad is None else p.grad.clone() for p in self._params]
         self._random = torch.get_rng_state()
+        self._all = None
+
+    @property
+    def has_all(self) -> bool:
+        """Whether `keep_all` was called in this step."""
+        return self._all is not None
+
+    def keep_all(self, state: State) -> None:
+        """An optimizer is about to step, and the step may yet turn out void."""
+        plan, tensors = state.take_apart()
+        self._all = state, plan, [tensor.clone() for tensor in tensors]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -54,6 +71,9 @@ class Undo:
         Gradients that belong to this step alone stay, since the rest of the loop may look at them;
         `forget` takes them away.
         """
+        if self._all is not None:
+            state, plan, tensors = self._all
+            state.apply(put_together(plan, [tensor.clone() for tensor in tensors]))
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._kept)
         for param, grad in zip(self._params, self._grads, strict=False):
@@ -66,5 +86,44 @@ class Undo:
         """The step is over: nothing of its gradients is left."""
         self.restore()
         if not self._grads:
-            for param in self._params:
-                param.grad = None
+            self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        """Of this step and of those before."""
+        self._grads = []
+        for param in self._params:
+            param.grad = None
+
+
+class Phases:
+    """Whether a batch has a backward pass after an optimizer's step, as where two nets take turns.
+
+    Then a void step has to undo what the optimizer did, and all of it is kept beforehand. Scripts
+    with several optimizers are taken for such until they have shown for a while that they are not.
+    """
+
+    def __init__(self) -> None:
+        self.stepped = False  # in this batch
+        self._num_optimizers = 0
+        self._left = KNOWN_BATCHES  # to see before it is known
+        self._seen = False
+
+    @property
+    def several(self) -> bool:
+        """Whether to keep all before an optimizer's step."""
+        return self._seen or (self._num_optimizers > 1 and self._left > 0)
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """One more takes part."""
+        self._num_optimizers += 1
+        if isinstance(optimizer, torch.optim.LBFGS):  # calls backward within its step
+            self._seen = True
+
+    def begin(self) -> None:
+        """A batch is in hand."""
+        self.stepped = False
+        self._left -= 1
+
+    def backward(self) -> None:
+        """A backward pass ends."""
+        self._seen = self._seen or self.stepped

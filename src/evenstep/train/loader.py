@@ -105,9 +105,12 @@ class Loader:
             yield batch
             session.end_step(step)
             if session.step > step:
-                self.cursor = end
+                self.cursor = max(self.cursor, end)  # others, whose state it got, may be further
         next(batches, None)  # lets loader workers end as they like to
         epoch = self.epoch  # the sum to come may bring the state of others who are through it
+        # For whoever gets this state meanwhile: with a batch that has shrunk, what `drop_last`
+        # leaves out might make a step again.
+        self.cursor = order.length
         session.end_epoch()
         self.epoch, self.cursor = epoch + 1, 0
 
@@ -125,7 +128,7 @@ class Loader:
     def _order(self) -> dict[str, Any]:
         batch = self.batch
         sizes = {"batch": batch.size, "per_worker": batch.per_worker, "limit": batch.limit}
-        return {"seed": self.order.seed, "length": self.order.length, **sizes}
+        return {**self.order.facts, **sizes}
 
 
 def check_dataset(dataset: Any, batch: int, options: dict[str, Any]) -> None:

@@ -8,7 +8,8 @@ an epoch under any history of plans, also where the global batch grows with the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,11 @@ class Order:
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What all workers must have alike."""
+        return asdict(self)
 
     def permutation(self, epoch: int) -> IntArray:
         """The order of an epoch: the same on every machine."""

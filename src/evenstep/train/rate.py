@@ -29,6 +29,10 @@ class Rate:
         self._from, self._step = self.at(step), step
         self._to, self._over = factor, over_steps
 
+    def steps_left(self, step: int) -> int:
+        """At the beginning of a step: how many until the factor is where it goes."""
+        return max(0, self._step + self._over - step)
+
     def at(self, step: int) -> float:
         """The factor of a step."""
         done = step - self._step + 1

@@ -244,9 +244,9 @@ class Reducer:
             self.group.wait(bucket.work)
         self._control.wait(self._pulse_work)
         self._pulse_work = None
-        if self.measures:
-            self.squared_norm = sum(bucket.squared_norm() for bucket in self.buckets)
         scale, used = self._on_reduced(self._pulse)
+        if self.measures:
+            self.squared_norm = scale**2 * sum(bucket.squared_norm() for bucket in self.buckets)
         for bucket in self.buckets:
             num = len(bucket.params)
             bucket.empty(scale, used[:num])

@@ -14,12 +14,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from evenstep.config import BatchSettings
 from evenstep.decide.learning import global_batch
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train import norm, pulse
+from evenstep.train.evaluation import PartSampler
 from evenstep.train.group import CPU, Group, GroupGoneError, await_closed
 from evenstep.train.loader import Loader, Weight, check_dataset
 from evenstep.train.meter import Meter, Outlook
@@ -138,6 +139,10 @@ class Session(ABC):
         """
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise ConfigError("model", "is wrapped in DDP already; give the plain module")
+        if self._model is not None:
+            raise ConfigError(
+                "prepare", "was called before; put several models into one torch.nn.ModuleList"
+            )
         params = [p for p in model.parameters() if p.requires_grad]
         if not params:
             raise ConfigError("model", "has no trainable parameters: there is nothing to train")
@@ -157,6 +162,7 @@ class Session(ABC):
             self.probe.watch_model(model, self._reducer)
         for i, other in enumerate(others):
             if isinstance(other, torch.optim.Optimizer):
+                other.register_step_pre_hook(self._before_optimizer_step)  # with the user's rate
                 self._rate.attach(other)
                 other.register_step_post_hook(self._on_optimizer_step)
             if hasattr(other, "state_dict"):
@@ -218,6 +224,8 @@ class Session(ABC):
         """Keep an object with `state_dict` along with the run."""
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise ConfigError(name, "has no state_dict and load_state_dict")
+        if isinstance(thing, torch.optim.Optimizer):
+            raise ConfigError(name, "is an optimizer: give it to session.prepare(model, ...)")
         if name in self._things:
             raise ConfigError(name, "is registered already; choose another name")
         self._things[name] = thing
@@ -226,17 +234,27 @@ class Session(ABC):
         """The sum of a value over all workers. All must ask at the same point."""
         self.enter()
         tensor = torch.as_tensor(value).detach()
-        return self._sum(tensor.to("cpu", copy=True)).to(tensor.device)
+        begun_s = time.perf_counter()
+        summed = self._sum(tensor.to("cpu", copy=True))
+        self._waited(time.perf_counter() - begun_s)
+        return summed.to(tensor.device)
 
-    def evaluation(self, dataset: Any, *, batch_size: int, **options: Any) -> DataLoader[Any]:
+    def evaluation(
+        self, dataset: Any, *, batch_size: int, shuffle: bool = False, **options: Any
+    ) -> DataLoader[Any]:
         """A loader over this worker's part of a dataset: over all workers each sample once.
 
-        Parts follow the shares, so that all finish together. Add up counts with `session.sum`.
+        Parts follow the roster and its shares as they are when a loop over it begins, so that all
+        finish together. Add up counts with `session.sum`.
         """
         check_dataset(dataset, 1, options)
+        sampler = PartSampler(len(dataset), self.enter, self._part_of, shuffle=shuffle)
+        return DataLoader(dataset, batch_size=batch_size, sampler=sampler, **options)
+
+    def _part_of(self, length: int) -> tuple[int, int]:
+        """From where to where this worker's part of a dataset goes."""
         last = self._plans[-1].shares if self._plans else (1,) * self.world
-        low, high = cut(len(dataset), last)[self.rank]
-        return DataLoader(Subset(dataset, range(low, high)), batch_size=batch_size, **options)
+        return cut(length, last)[self.rank]
 
     # What the loader and the reducer call, in the order in which a step meets them.
 
@@ -289,7 +307,8 @@ class Session(ABC):
             self._plans.append(plan)
             # It came in single precision: the same factor must not cut a warm-up short.
             if not math.isclose(plan.lr_factor, self._rate.target, rel_tol=1e-5):
-                self._rate.aim(plan.from_step, plan.lr_factor)
+                left = self._rate.steps_left(plan.from_step)  # of a warm-up that goes on
+                self._rate.aim(plan.from_step, plan.lr_factor, left)
         if switch:
             self._switch(switch)
         total = sum(r.weight for r in self._reports)
@@ -316,6 +335,10 @@ class Session(ABC):
         if self._local_norms is not None and self.world > 1:
             share = float(self.shares_at(self._next_step - 1)[self.rank])
             norm.average_buffers(self._local_norms, self._sum, share)
+
+    def _waited(self, seconds: float) -> None:
+        """On peers, in the midst of a step."""
+        self._meter.waited(seconds)
 
     def _squared_norm(self, *, own: bool = False) -> float:
         """Of this worker's own mean gradient, or of the whole; 0 if it is not known."""
@@ -345,7 +368,7 @@ class Session(ABC):
                 self._model,
                 make("norm", device),
                 lambda: self._report[1],
-                self._meter.waited,
+                self._waited,
                 on_gone,
             )
 
@@ -362,11 +385,12 @@ class Session(ABC):
             "batch": batch.size,
             "per_worker": batch.per_worker,
             "limit": batch.limit,
-            "length": loader.order.length,
+            **loader.order.facts,
             "prefetched": loader.prefetched,
             "cores": float(cores),
             "kind": self._kind or _kind_of(self._device, cores),
             "cap": self._cap,
+            "things": ", ".join(sorted(self._things)),
         }
 
     def _all_settings(self, loader: Loader) -> dict[str, Any]:
@@ -405,6 +429,10 @@ class Session(ABC):
     @abstractmethod
     def _switch(self, ahead: int) -> None:
         """The leader has passed on a new generation, for the end of this step."""
+
+    @abstractmethod
+    def _before_optimizer_step(self, *_: Any) -> None:
+        """An optimizer is about to step."""
 
     @abstractmethod
     def _gone(self, error: GroupGoneError) -> None:

@@ -1,0 +1,272 @@
+"""Into a new generation: the group is made anew, and whoever is behind gets the state of the rest.
+
+What goes with it is here too: a step that is void is put back, and checkpoints are kept for when
+nobody is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import Store
+
+from evenstep.errors import ConfigError, EvenstepError
+from evenstep.launch.environment import Coordinator
+from evenstep.messages import Began, Generation
+from evenstep.train.checkpoint import Checkpoints
+from evenstep.train.group import CPU, Group, GroupGoneError, PeerLostError, gather, reach
+from evenstep.train.guard import Phases, Undo
+from evenstep.train.handover import hand_over
+from evenstep.train.membership import EVICTED, LEFT, LeftError, Membership
+from evenstep.train.position import Position, compare
+from evenstep.train.pulse import RankPlan
+from evenstep.train.reporter import Reporter
+from evenstep.train.session import Session
+from evenstep.train.state import State
+
+log = logging.getLogger("evenstep")
+
+TIMEOUT_S = 600.0  # of a sum, if all else fails
+MEET_S = 10.0  # to make a group of ranks that are all there
+
+
+class Regrouping(Session):
+    """A session whose generation changes."""
+
+    def __init__(
+        self,
+        where: Coordinator,
+        settings: dict[str, Any],
+        *,
+        cap: int | None,
+        min_share: int,
+        seed: int,
+        kind: str,
+    ) -> None:
+        super().__init__(settings, cap=cap, min_share=min_share, seed=seed, kind=kind)
+        self._member = Membership(where)
+        self._address = where.address
+        self._store, self._port = _host(where.address)
+        self._reporter = Reporter(self._member.control.tell)
+        self._state: State
+        self._undo: Undo
+        self._phases = Phases()
+        self._at = Position()
+        self._before = (self._at, 0)  # as the step at hand began
+        self._last_sum = torch.zeros(0, dtype=torch.uint8)  # its bytes: somebody may have missed it
+        self._lost = False  # the group is gone, and there is no other yet
+        self._adopted = False  # the step at hand was done by others, and the state is theirs
+        self._checkpoints: Checkpoints | None = None
+        self._saved_s = time.monotonic()
+
+    def _regroup(self, planned: int = 0) -> bool:
+        """Into a newer generation, as often as it takes, with the state of the furthest of it.
+
+        Whether anyone of it had begun to train before.
+        """
+        if self.void:
+            self._undo.restore()  # a forward pass may have gone on after the group was gone
+        while True:
+            told = self._member.next(planned)
+            begun_s = time.monotonic()
+            if told.number == planned:
+                self._farewell(told)
+            self._let_go()
+            if self._member.worker in told.spares:
+                log.info("this worker waits as a spare: %s", told.reason)
+                self._member.rest(told)
+                self._at, planned = Position(), 0  # whatever it has will be old
+                continue
+            if self._member.worker not in told.roster:
+                if self._member.worker == told.saves:
+                    self._save_what_is_whole()
+                log.info("this worker leaves: %s", told.reason)
+                raise LeftError(LEFT if told.planned else EVICTED)
+            try:
+                self._form(told)
+                had_begun = self._catch_up()
+                break
+            except GroupGoneError as e:
+                log.info("generation %d did not come about: %s", told.number, e)
+        self._lost, self._member.begun, self._member.waiting = False, True, False
+        self._member.step = self._next_step
+        assert self._reducer is not None
+        self._reducer.void = self.void  # in the midst of a step that is void, it stays so
+        self._plans = [RankPlan(from_step=self._next_step, shares=told.shares)]
+        self._measures = told.measures
+        if told.lr_factor != self._rate.target:
+            # Some may be within a step that all have reduced: it keeps the rate it began with.
+            self._rate.aim(self._at.steps, told.lr_factor, told.lr_warmup_steps)
+        if self.is_leader:
+            self._reporter.look_closely()
+            self._member.control.tell(Began(generation=told.number, step=self._next_step))
+        took_ms = (time.monotonic() - begun_s) * 1000
+        log.info(
+            "generation %d at step %d: rank %d of %d, after %.0f ms; %s",
+            *(told.number, self._next_step, self.rank, self.world, took_ms, told.reason),
+        )
+        return had_begun
+
+    def _farewell(self, told: Generation) -> None:
+        """If somebody leaves, all see each other through the step before anyone hangs up."""
+        if set(self._member.roster) <= set(told.roster):
+            return
+        if not told.roster and self.is_leader:
+            self._save(wait=True)
+        try:
+            self._group.sum(torch.zeros(1))
+        except GroupGoneError as e:
+            log.debug("somebody left without a word: %s", e)
+
+    def _form(self, told: Generation) -> None:
+        self.rank, self.world = self._member.enter(told)
+        self.generation = told.number
+        store = self._store
+        if self.rank > 0:
+            store = reach(told.address, told.port, self._member.check)
+        gather(store, told.number, self.rank, self.world, self._member.check)
+
+        def make(name: str, device: torch.device) -> Group:
+            group = Group(
+                store,
+                told.number,
+                self.rank,
+                self.world,
+                timeout_s=TIMEOUT_S,
+                meet_s=MEET_S,
+                name=name,
+                device=device,
+                address=self._address,
+                check=self._member.check,
+                last_words_s=0.0,
+            )
+            self._groups.append(group)
+            return group
+
+        self._group = make("control", CPU)
+        self._join_groups(make, on_gone=self._gone)
+
+    def _catch_up(self) -> bool:
+        """Whoever is behind gets the state of those ahead; one who missed a sum gets that.
+
+        Whether there was anyone ahead.
+        """
+        mine = replace(self._at, begun=self._at.begun and not self._state.torn)
+        ahead = compare(self._group, mine, gradients=self._batches_since_step > 0)
+        if not ahead.position.begun and self.is_leader:
+            self._load_checkpoint()
+        behind = [rank for rank in range(self.world) if rank not in ahead.sources]
+        self._state.plain = self._plain()
+        hand_over(self._group, ahead.sources, behind, self._state, grads=ahead.gradients)
+        if self.rank in behind:
+            if not ahead.gradients:
+                self._undo.drop_gradients()  # of batches that the others' optimizers have used
+            self._take_on(self._state.plain)
+            # In the midst of a step that others have reduced: it is this worker's now, too.
+            self.void, self._adopted = False, True
+        self._last_sum = ahead.last_sum(self._group, self._last_sum)
+        self._at = replace(ahead.position, begun=True, steps=max(ahead.position.steps, self.step))
+        return ahead.position.begun
+
+    def _plain(self) -> dict[str, Any]:
+        assert self._loader is not None
+        return {
+            "step": self._next_step,
+            "unused": self._batches_since_step,
+            "order": self._loader.state_dict(),
+            "rate": self._rate.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+
+    def _take_on(self, plain: dict[str, Any]) -> None:
+        assert self._loader is not None
+        self._loader.load_state_dict(plain["order"])
+        self._rate.load_state_dict(plain["rate"])
+        self._next_step, self._batches_since_step = plain["step"], plain["unused"]
+        torch.set_rng_state(plain["random"])
+
+    # A step that does not count.
+
+    def _gone(self, error: GroupGoneError) -> None:
+        """The step is void. Letting the group go frees those who still wait in it."""
+        assert self._reducer is not None
+        log.info("step %d is void: %s", self._next_step, error)
+        if isinstance(error, PeerLostError):
+            self._member.complain(0.0)
+        self.void = self._lost = self._reducer.void = True
+        self._at, self._batches_since_step = self._before
+        if self._phases.stepped and not self._undo.has_all:
+            raise EvenstepError(
+                f"step {self._next_step} is void, and an optimizer had taken a step in it before "
+                "its last backward pass, for the first time: that cannot be undone. Go on from the "
+                "newest checkpoint by evenstep run --resume."
+            ) from error
+        self._undo.restore()
+        self._let_go()
+
+    @property
+    def _is_reduced(self) -> bool:
+        """Whether the batch in hand has had its last backward pass, and that is with all."""
+        return self._at.steps > self._next_step and not self._phases.several
+
+    def _let_go(self) -> None:
+        if self._reducer is not None:
+            self._reducer.let_go()
+        groups, self._groups = self._groups, []
+        for group in groups:
+            group.close(0.0)
+
+    # Checkpoints.
+
+    def _load_checkpoint(self) -> None:
+        """Nobody trains yet: the run goes on where its newest checkpoint ends, if it has one."""
+        found = self._checkpoints.newest() if self._checkpoints is not None else None
+        newest = self._member.control.welcome.resume
+        if found is None and newest:
+            raise ConfigError(
+                "resume",
+                f"the run's newest checkpoint is {newest} on the coordinator's host, and "
+                f"{socket.gethostname()}, whose worker leads, can read none. Share the folder "
+                "between the hosts, or start the first worker where it is",
+            )
+        if found is not None:
+            self._state.apply(found.tree)
+            self._take_on(self._state.plain)
+            log.info("going on from %s at step %d", found.path.name, self._next_step)
+
+    def _save(self, *, wait: bool = False) -> None:
+        """A checkpoint of the steps done so far; never in the midst of accumulating gradients."""
+        if self._checkpoints is None or self._batches_since_step:
+            return
+        self._saved_s = time.monotonic()
+        self._state.plain = self._plain()
+        self._checkpoints.save(self._next_step, self._state)
+        if wait:
+            self._checkpoints.close()
+
+    def _save_what_is_whole(self) -> None:
+        """A last checkpoint, of the steps that are done; none from the midst of one's end."""
+        begun = self._member.begun and not self._state.torn
+        if begun and not (self._in_hand and self._is_reduced):
+            if self._in_hand:
+                self._undo.restore()
+            self._save(wait=True)
+
+
+def _host(address: str) -> tuple[Store, int]:
+    """A store of this worker's own, for the generations that it leads."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family)
+    listener.bind((address, 0))
+    listener.listen(1024)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    return store, port

@@ -1,0 +1,125 @@
+"""Loops that are not of the plainest kind, to be trained under the same faults as `train.py`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import evenstep
+from tests.faults.train import NAME, Faults, Numbers, plant
+
+BATCH, SAMPLES = 24, 240
+
+
+def net() -> nn.Module:
+    """Small, in double precision."""
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+
+
+def accumulate(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Module:
+    """Four batches to an optimizer's step, gradients zeroed after it; a schedule by itself."""
+    model = net()
+    plant(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))
+    session.prepare(model, optimizer)
+    session.register("schedule", scheduler)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    for _ in session.epochs(epochs):
+        for x, y in loader:
+            faults.at("forward")
+            loss = nn.functional.mse_loss(model(x), y) / 4
+            faults.at("backward")
+            loss.backward()
+            faults.at("reduced")
+            scheduler.step()
+            if session.step % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+                faults.at("stepped")
+    return model
+
+
+def turns(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Module:
+    """Two nets in one batch: the second trains on what the first, just stepped, makes of it."""
+    model = nn.ModuleList([net(), net()])
+    plant(faults, model)
+    first, second = (torch.optim.AdamW(part.parameters(), lr=1e-2) for part in model)
+    session.prepare(model, first, second)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    for _ in session.epochs(epochs):
+        for x, y in loader:
+            faults.at("forward")
+            model.zero_grad()
+            nn.functional.mse_loss(model[0](x), y).backward()
+            first.step()
+            faults.at("stepped")
+            model.zero_grad()
+            loss = nn.functional.mse_loss(model[0](x).detach() + model[1](x), y)
+            faults.at("backward")
+            loss.backward()
+            faults.at("reduced")
+            second.step()
+            session.sum(loss)
+    return model
+
+
+def sums(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Module:
+    """A sum over the workers before the first batch, before backward, and after it."""
+    model = net()
+    plant(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    session.prepare(model, optimizer)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    num = 0
+    for x, _ in session.evaluation(Numbers(50), batch_size=7):
+        num += len(x)
+    logging.info("%d samples seen before training", int(session.sum(num)))
+    for _ in session.epochs(epochs):
+        for x, y in loader:
+            faults.at("forward")
+            optimizer.zero_grad()
+            whole = float(session.sum(float(session.counted)))
+            faults.at("summed")
+            loss = nn.functional.mse_loss(model(x), y) * whole / BATCH
+            faults.at("backward")
+            loss.backward()
+            faults.at("reduced")
+            session.sum(loss)
+            optimizer.step()
+            faults.at("stepped")
+    return model
+
+
+LOOPS: dict[str, Callable[[evenstep.Session, Faults, int], nn.Module]] = {
+    "accumulate": accumulate,
+    "turns": turns,
+    "sums": sums,
+}
+
+
+def main() -> None:
+    """Train, and leave the parameters behind."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--loop", choices=LOOPS, required=True)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")
+    torch.manual_seed(3)
+    torch.set_num_threads(1)
+    faults = Faults(args.out)
+    with evenstep.join() as session:
+        faults.session = session
+        model = LOOPS[args.loop](session, faults, args.epochs)
+        result = {"model": model.state_dict(), "lr": 0.0, "step": session.step}
+        torch.save(result, args.out / f"{NAME}.pt")
+
+
+if __name__ == "__main__":
+    main()

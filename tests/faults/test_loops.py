@@ -1,0 +1,59 @@
+"""A worker lost within a loop that accumulates gradients, has several optimizers, or sums up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Alone
+from tests.faults.running import Fault, Running, same
+
+LOOPS = Path(__file__).with_name("loops.py")
+
+CASES: list[tuple[str, Fault, Fault]] = [  # one after the other, six workers to begin with
+    ("accumulate", ("rank3", "backward", 7), ("leader", "bucket", 14)),
+    ("accumulate", ("rank3", "bucket", 7), ("rank2", "stepped", 15)),
+    ("accumulate", ("rank3", "reduced", 7), ("leader", "reduced", 18)),
+    ("turns", ("leader", "backward", 0), ("rank3", "forward", 17)),
+    ("turns", ("rank3", "stepped", 7), ("rank2", "bucket", 17)),
+    ("turns", ("rank3", "backward", 7), ("leader", "reduced", 17)),
+    ("sums", ("rank3", "forward", 7), ("leader", "summed", 19)),
+    ("sums", ("rank3", "summed", 7), ("rank2", "reduced", 17)),
+    ("sums", ("rank3", "bucket", 7), ("leader", "forward", 18)),
+]
+
+
+@pytest.mark.parametrize(
+    ("loop", "first", "second"), CASES, ids=[f"{c[0]}-{c[1][1]}-{c[2][1]}" for c in CASES]
+)
+def test_survivors_end_where_one_process_ends(
+    loop: str, first: Fault, second: Fault, tmp_path: Path, alone: Alone
+) -> None:
+    args = ["--loop", loop]
+    options = ["--restarts", "0"]
+    faults = [first, second]
+    with Running(
+        tmp_path, workers="6", options=options, args=args, faults=faults, script=LOOPS
+    ) as run:
+        assert run.finish() == 0
+        assert len(list(run.out.glob("fault-*"))) == 2
+        assert len(run.results()) == 4
+        expected = alone(*args, script=LOOPS)
+        assert all(same(result, expected) for result in run.results().values())
+
+
+def test_who_joins_later_takes_no_part_in_sums_that_the_others_took_before(
+    tmp_path: Path, alone: Alone
+) -> None:
+    args = ["--loop", "sums", "--epochs", "150"]
+    with Running(tmp_path, workers="3", args=args, script=LOOPS) as run:
+        status = run.until_training(3)
+        run.signal("w1")  # its substitute sums up before its first batch
+        run.until_training(3, after=status["generation"])
+        assert run.finish() == 0
+        expected = alone(*args, script=LOOPS)
+        assert all(same(result, expected) for result in run.results().values())
+        seen = [line for line in run.said().splitlines() if "samples seen before" in line]
+    assert len(seen) == 4
+    assert all(" 50 samples" in line for line in seen)
