@@ -13,6 +13,7 @@ from tests.faults.running import Running, same
 
 WORKERS = int(os.environ.get("EVENSTEP_MANY_WORKERS", "10"))  # 64 by hand
 GENERATIONS = int(os.environ.get("EVENSTEP_GENERATIONS", "60"))  # 1,000 by hand
+SOME = 10
 
 
 @pytest.mark.timeout(120 + 10 * WORKERS)
@@ -46,13 +47,21 @@ def test_memory_and_open_files_stay_flat_over_many_generations(tmp_path: Path) -
         status = run.until_training(4, after=generation)
         first = status["generation"]
         watched = [psutil.Process(pid) for pid in (run.process.pid, *run.pids().values())]
-        used: list[list[tuple[int, int]]] = []
+        used: list[list[tuple[int, int]]] = []  # open files and bytes, by process
         while status["generation"] < first + GENERATIONS:
             num = 3 if (status["generation"] - first) % 2 == 0 else 4
             run.ask("scale", num_workers=num)
             status = run.until_training(num, after=status["generation"])
             used.append([(p.num_fds(), p.memory_info().rss) for p in watched])
-        warm, last = used[GENERATIONS // 4], used[-1]
+        warm, last = least(used[GENERATIONS // 4 :][:SOME]), least(used[-SOME:])
         for (files, memory), (files_then, memory_then) in zip(warm, last, strict=True):
-            assert files_then <= files + 8
+            assert files_then <= files + 4
             assert memory_then <= memory * 1.1 + 8e6
+
+
+def least(used: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    """Of several looks, by process: groups that were let go take a moment to be gone."""
+    return [
+        (min(files for files, _ in looks), min(memory for _, memory in looks))
+        for looks in zip(*used, strict=True)
+    ]
