@@ -75,12 +75,13 @@ class ScalingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     heuristic: Choice | None = None
     period_steps: int = 10  # steps between two looks
     step_workers: int = 4  # workers added or removed at once
+    min_workers: int = 1  # the search goes no lower; it is workers.min that pauses a run
     passes: int = 3  # lowest pairs that must pass before the search stops looking down
     settle_steps: int = 100  # data the next larger size needs before the search settles
     look_again: float = 0.2  # relative shift in throughput for good that reopens the search
 
     def __post_init__(self) -> None:
-        for name in ("period_steps", "step_workers", "passes", "settle_steps"):
+        for name in ("period_steps", "step_workers", "min_workers", "passes", "settle_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be 1 or more: {getattr(self, name)}")
         if not 0 < self.look_again < inf:
@@ -122,3 +123,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("samples", "plan_delay_steps"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"must not be negative, got {getattr(self, name)}")
+        if self.scaling.min_workers > self.workers.max:
+            raise ConfigError(
+                "scaling.min_workers",
+                f"must be at most workers.max, {self.workers.max}: got {self.scaling.min_workers}",
+            )

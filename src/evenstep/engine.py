@@ -46,7 +46,7 @@ class Engine:
         return actions
 
     def _is_news(self, event: StepDone) -> bool:
-        return event.generation == self.cluster.generation and event.step > self.cluster.step
+        return event.generation == self.cluster.generation and self.cluster.is_news(event)
 
     def _foresee(self, event: StepDone) -> StepDone:
         """The event with each worker's expected pace in the coming step, if anyone wants it."""

@@ -181,7 +181,7 @@ class Generation(Message, frozen=True, kw_only=True):
     measures: bool = False  # squared norms of gradients are wanted
     planned: bool
     spares: tuple[WorkerId, ...] = ()
-    saves: WorkerId = ""  # who writes a last checkpoint, where a run ends between steps
+    saves: WorkerId = ""  # who writes the last checkpoint, where the roster is empty
     address: str = ""  # of the leader's store
     port: int = 0
     reason: str

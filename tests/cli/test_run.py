@@ -152,6 +152,12 @@ def test_a_script_that_fails_is_shown_last(runs: Runs, run: Path, wrong: str) ->
     assert workers_of(run) == []
 
 
+def test_one_that_is_killed_as_it_saves_its_model_fails_the_run(runs: Runs, run: Path) -> None:
+    done = runs.run("run", "--workers", "3", "--run", run, SCRIPT, "30", "killed after", "w1")
+    assert done.returncode == 1
+    assert "evenstep: w1 was ended by SIGKILL; logs" in done.stderr
+
+
 def test_a_killed_worker_is_replaced_under_a_new_name(runs: Runs, run: Path) -> None:
     done = runs.run("run", "--workers", "3", "--run", run, SCRIPT, "100", "die", "w1")
     assert done.returncode == 0
@@ -236,6 +242,20 @@ def test_workers_outlive_a_coordinator_and_the_next_one_looks_after_them(
     assert done.returncode == 0
     assert "[w0] w0 is back" in done.stdout
     assert workers_of(run) == []
+
+
+def test_a_run_goes_on_with_the_size_that_was_last_asked_for(runs: Runs, run: Path) -> None:
+    process = runs.start("run", "--workers", "1:4", "--run", run, SCRIPT, LONG)
+    until(lambda: _steps(run) > 3)
+    assert runs.run("scale", run, "2").returncode == 0
+    until(lambda: _ids(runs, run) == ["w0", "w1"])
+    process.send_signal(signal.SIGINT)
+    assert ended(process).returncode == 0
+    again = runs.start("run", "--workers", "1:4", "--resume", run, SCRIPT, LONG)
+    until(lambda: _said(run, "w3 begins"))
+    until(lambda: _ids(runs, run) == ["w2", "w3"])
+    again.send_signal(signal.SIGINT)
+    assert ended(again).returncode == 0
 
 
 def test_a_run_that_has_not_begun_is_stopped_too(runs: Runs, run: Path, tmp_path: Path) -> None:
@@ -336,9 +356,30 @@ def test_a_run_keeps_the_settings_that_it_began_with(runs: Runs, run: Path) -> N
     done = runs.run("run", "--resume", run, "--policy", "auto", SCRIPT, "3")
     assert done.returncode == 2
     assert "policy: stays as the run's journal has it" in done.stderr
+    refused = runs.run("run", "--resume", run, "--workers", "1:4", SCRIPT, "3")
+    assert refused.returncode == 2
+    assert "--workers: MIN:MAX stays as the run began, 1;" in refused.stderr
     taken = runs.run("run", "--run", run, SCRIPT, "3")
     assert taken.returncode == 2
     assert "holds a run already" in taken.stderr
+
+
+def test_a_run_keeps_the_bounds_that_it_began_with(runs: Runs, run: Path) -> None:
+    bounds = ("--workers", "2:4")
+    assert runs.run("run", "--run", run, *bounds, SCRIPT, "3").returncode == 0
+    settings = read(run / "journal.jsonl")[0].settings
+    assert (settings.scaling.min_workers, settings.workers.min, settings.workers.max) == (2, 1, 4)
+    for told in ("2:8", "1:4"):
+        refused = runs.run("run", "--resume", run, "--workers", told, SCRIPT, "6")
+        assert refused.returncode == 2
+        assert "--workers: MIN:MAX stays as the run began, 2:4; " in refused.stderr
+    refused = runs.run("run", "--resume", run, "--workers", "5", SCRIPT, "6")
+    assert "--workers: at most 4, as the run began: got 5" in refused.stderr
+    process = runs.start("run", "--resume", run, "--workers", "3", SCRIPT, LONG)
+    until(lambda: _said(run, "begins 2 of 3"))
+    assert "this run has 2 to 4 workers" in runs.run("scale", run, "5").stderr
+    process.send_signal(signal.SIGINT)
+    assert ended(process).returncode == 0
 
 
 def _steps(run: Path) -> int:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import ssl
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 from evenstep.coordinate.ask import ask
 from evenstep.coordinate.host import Host
@@ -92,3 +96,20 @@ def hosted(
         for worker in there.workers:
             worker.close()
         assert not thread.is_alive()
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A certificate of this machine's own making, and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    how = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=here"
+    name_of_host = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(
+        [openssl, *how.split(), *name_of_host, "-keyout", str(key), "-out", str(cert)],
+        check=True,
+        capture_output=True,
+        timeout=WAIT_S,
+    )
+    return cert, key

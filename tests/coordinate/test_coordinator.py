@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evenstep.coordinate.member import Ending, Terms
+from evenstep.coordinate.member import Ending
 from evenstep.errors import JournalError
-from evenstep.journal import read
 from evenstep.messages import (
-    Ask,
     Began,
     Done,
     Failed,
@@ -27,60 +22,19 @@ from evenstep.messages import (
     Stuck,
     Welcome,
 )
-from evenstep.types import Launch, LaunchFailed, Left, Lost, StepReport
-from tests.coordinate.world import SimWorker, World
-
-Make = Callable[..., World]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    def world(**terms: Any) -> World:
-        return World(tmp_path, replace(Terms(gather_s=5.0), **terms))
-
-    return world
-
-
-def training(world: World, num: int) -> list[SimWorker]:
-    """Workers from outside that train together."""
-    workers = [world.join() for _ in range(num)]
-    world.settle(8)
-    assert status(world)["state"] == "training"
-    assert len(roster(world)) == num
-    return workers
-
-
-def launched(world: World, num: int) -> list[SimWorker]:
-    """Workers of the launcher that train together."""
-    world.coordinator.start(world.now_s, num)
-    world.settle(4)
-    return [world.workers[w] for w in roster(world)]
-
-
-def status(world: World) -> dict[str, Any]:
-    return world.coordinator.status()
-
-
-def roster(world: World) -> tuple[str, ...]:
-    return world.announced[-1].roster
-
-
-def events(world: World) -> list[Any]:
-    return [record.event for record in read(world.folder / "journal.jsonl")[1]]
-
-
-def heard(worker: SimWorker, kind: type) -> list[Any]:
-    return [m for m in worker.heard if isinstance(m, kind)]
-
-
-def ask(world: World, what: str, **more: Any) -> Any:
-    return world.coordinator.ask(world.now_s, Ask(proof="", what=what, **more))
-
-
-def ending(world: World) -> Ending:
-    assert world.coordinator.ending is not None
-    return world.coordinator.ending
-
+from evenstep.types import Launch, LaunchFailed, Left, StepReport
+from tests.coordinate.situations import (
+    Make,
+    ask,
+    complain,
+    ending,
+    events,
+    heard,
+    launched,
+    roster,
+    status,
+    training,
+)
 
 # The beginning.
 
@@ -182,74 +136,6 @@ def test_when_all_want_to_leave_the_run_stops_in_order(make: Make) -> None:
     world.settle(20)
     assert ending(world).ok
     assert "a spot notice" in ending(world).why
-
-
-# Those who hang.
-
-
-def test_a_newcomer_that_hangs_on_its_way_in_is_evicted(make: Make) -> None:
-    world = make()
-    a, b = training(world, 2)
-    c = world.join()
-    c.frozen = True
-    world.settle(100)
-    assert roster(world) == (a.id, b.id)
-    assert status(world)["state"] == "training"
-    assert not c.connected
-
-
-def test_an_evicted_worker_of_the_launcher_is_ended_and_replaced(make: Make) -> None:
-    world = make()
-    a, b, c = launched(world, 3)
-    b.frozen = True
-    world.settle(100)
-    assert [e.workers for e in events(world) if isinstance(e, Lost)] == [(b.id,)]
-    assert roster(world) == (a.id, c.id, "w3")
-    assert not b.launched
-
-
-def complain(world: World, *workers: SimWorker) -> None:
-    for worker in workers:
-        world.say(worker, Stuck(generation=worker.generation, step=1, waited_s=0.0))
-
-
-def test_workers_that_all_wait_for_each_other_meet_anew(make: Make) -> None:
-    world = make()
-    a, b, c = training(world, 3)
-    before = world.announced[-1]
-    complain(world, a, b)
-    assert world.announced[-1] == before
-    complain(world, c)
-    told = world.announced[-1]
-    assert (told.roster, told.planned) == (before.roster, False)
-    assert told.number > before.number
-    complain(world, a, b, c)  # what they said of the old one comes late
-    assert world.announced[-1] == told
-    world.settle(8)
-    assert status(world)["state"] == "training"
-
-
-def test_workers_that_never_meet_go_on_without_one(make: Make) -> None:
-    world = make()
-    a, b, c = training(world, 3)
-    for _ in range(4):
-        assert len(roster(world)) == 3
-        for worker in (a, b, c):
-            worker.generation = world.announced[-1].number
-        complain(world, a, b, c)
-    assert roster(world) == (a.id, b.id)
-    assert "cannot meet" in heard(c, Goodbye)[0].why
-
-
-def test_nobody_is_evicted_because_the_coordinator_itself_stood_still(make: Make) -> None:
-    world = make()
-    a, b = training(world, 2)
-    world.beat()
-    world.now_s += 600.0  # nobody was heard of; what they said meanwhile comes one by one
-    world.say(a, Stuck(generation=a.generation, step=1, waited_s=6.0))
-    world.coordinator.tick(world.now_s)
-    assert b.connected
-    assert status(world)["state"] == "training"
 
 
 # The end.
@@ -450,6 +336,55 @@ def test_more_workers_than_allowed_are_not_let_in(make: Make) -> None:
     assert "1 to 2 workers" in ask(world, "scale", num_workers=3).problem
 
 
+def test_what_a_script_does_after_training_may_fail_the_run(make: Make) -> None:
+    world = make()
+    a, b = launched(world, 2)
+    world.finish(a)
+    world.finish(b)
+    world.coordinator.ended(world.now_s, a.id, 0)
+    assert ending(world).ok
+    world.coordinator.ended(world.now_s, b.id, -9, "saving the model")
+    assert ending(world) == Ending(
+        ok=False, why="w1 was ended by SIGKILL", told="saving the model", worker="w1"
+    )
+
+
+def test_an_abort_as_the_interpreter_ends_is_told_and_fails_no_run(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make()
+    a, b = launched(world, 2)
+    world.finish(a)
+    world.finish(b)
+    world.coordinator.ended(world.now_s, b.id, -6)
+    assert ending(world).ok
+    assert "w1 was ended by SIGABRT, after the run" in caplog.text
+
+
+def test_one_whom_we_end_ourselves_fails_no_run(make: Make) -> None:
+    world = make()
+    a, b = launched(world, 2)
+    b.frozen = True
+    world.say(a, Stuck(generation=a.generation, step=1, waited_s=0.0))
+    while b.connected:
+        world.beat()
+    world.enter()
+    world.finish(a)
+    assert world.stopped == [b.id]
+    world.coordinator.ended(world.now_s, b.id, -15)
+    assert ending(world).ok
+
+
+def test_where_workers_meet_is_kept_of_those_who_are_there(make: Make) -> None:
+    world = make()
+    a, *others = training(world, 3)
+    for worker in others:
+        world.die(worker)
+    world.settle(8)
+    newcomer = world.join()
+    assert world.kept.keys() == {a.id, newcomer.id}
+
+
 # Names.
 
 
@@ -536,76 +471,6 @@ def test_done_of_one_who_never_trained_is_no_end(make: Make) -> None:
     world.say(stranger, Done(step=3))
     assert world.coordinator.ending is None
     assert status(world)["state"] == "training"
-
-
-# Spares.
-
-
-def test_one_who_is_scaled_away_stays_ready_and_comes_back(make: Make) -> None:
-    world = make(spares=1)
-    launched(world, 3)
-    ask(world, "scale", num_workers=2)
-    world.settle(8)
-    told = world.announced[-1]
-    assert (told.roster, told.spares) == (("w0", "w1"), ("w2",))
-    assert [w["state"] for w in status(world)["workers"]] == ["training", "training", "spare"]
-    ask(world, "scale", num_workers=3)
-    world.settle(8)
-    assert world.announced[-1].roster == ("w0", "w1", "w2")
-    assert world.starting == []
-    assert all(w["state"] == "training" for w in status(world)["workers"])
-
-
-def test_there_are_no_more_spares_than_asked_for(make: Make) -> None:
-    world = make(spares=1)
-    launched(world, 4)
-    ask(world, "scale", num_workers=1)
-    world.settle(8)
-    assert [w["state"] for w in status(world)["workers"]].count("spare") == 1
-    assert sum(w.connected for w in world.workers.values()) == 2
-
-
-def test_one_who_is_drained_by_name_does_not_stay(make: Make) -> None:
-    world = make(spares=1)
-    launched(world, 3)
-    ask(world, "drain", worker="w1")
-    world.settle(8)
-    assert world.announced[-1].spares == ()
-    assert not world.workers["w1"].connected
-
-
-def test_a_spare_takes_the_place_of_one_who_dies(make: Make) -> None:
-    world = make(spares=1)
-    launched(world, 3)
-    ask(world, "scale", num_workers=2)
-    world.settle(8)
-    world.die(world.workers["w1"])
-    world.settle(8)
-    assert world.announced[-1].roster == ("w0", "w2")
-    assert world.coordinator.crew.restarts_left == Terms().restarts - 1
-
-
-def test_a_spare_that_dies_is_missed_by_nobody(make: Make) -> None:
-    world = make(spares=1)
-    launched(world, 3)
-    ask(world, "scale", num_workers=2)
-    world.settle(8)
-    before = len(world.announced)
-    world.die(world.workers["w2"])
-    world.settle(8)
-    assert (len(world.announced), world.coordinator.crew.restarts_left) == (before, 3)
-
-
-def test_spares_go_with_the_run(make: Make) -> None:
-    world = make(spares=1)
-    a, b, spare = launched(world, 3)
-    ask(world, "scale", num_workers=2)
-    world.settle(8)
-    world.finish(a)
-    world.finish(b)
-    world.settle(8)
-    assert ending(world).ok
-    assert heard(spare, Goodbye)
 
 
 def test_a_worker_that_does_not_come_up_in_time_is_given_up(make: Make) -> None:

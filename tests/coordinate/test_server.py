@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +23,7 @@ from evenstep.messages import (
     proof,
 )
 from tests.coordinate.fake import WAIT_S, FakeWorker, Line
-from tests.coordinate.hosted import Hosted, hosted
+from tests.coordinate.hosted import Hosted, hosted, make_certificate
 
 
 @pytest.fixture
@@ -208,23 +206,6 @@ def test_what_a_worker_says_wrongly_changes_nothing(run: Hosted) -> None:
         with pytest.raises(InvalidInputError):
             run.inside(lambda: run.host.heard("w0", untrue))
         assert run.ask("status") == before
-
-
-def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A certificate of this machine's own making, and its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    how = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=here"
-    name_of_host = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(
-        [openssl, *how.split(), *name_of_host, "-keyout", str(key), "-out", str(cert)],
-        check=True,
-        capture_output=True,
-        timeout=WAIT_S,
-    )
-    return cert, key
 
 
 def test_with_tls_the_certificate_is_checked(

@@ -44,6 +44,7 @@ class SimWorker:
     launched: bool = False
     connected: bool = True
     frozen: bool = False  # stopped: it neither speaks nor steps, and its connection stays
+    busy: bool = False  # in the script's own code: it is heard of, and does nothing else
     said_ready: bool = False
     generation: int = 0
     begun: bool = False
@@ -98,12 +99,13 @@ class World:
         self.formed: set[int] = set()
         self.began: set[int] = set()
         self.step = 0
+        self.apart: set[WorkerId] = set()  # who reaches the coordinator, and no other worker
         self.coordinator = Coordinator(self.terms, self, launcher=self)
 
     # The coordinator's outside.
 
     def send(self, worker: WorkerId, message: ToClient) -> None:
-        if isinstance(message, Generation) and message not in self.announced:
+        if isinstance(message, Generation) and self._is_news(worker, message):
             self._check(message)
             self.announced.append(message)
         if worker in self.workers and self.workers[worker].connected:
@@ -179,7 +181,7 @@ class World:
     def enter(self) -> None:
         """Workers go where they are told to; a generation forms when all of its roster are in."""
         for worker in list(self.workers.values()):
-            if worker.frozen or not worker.connected:
+            if worker.frozen or worker.busy or not worker.connected:
                 continue
             if worker.goodbye and (worker.lost or worker.done or not worker.begun):
                 self.end(worker, 0 if worker.done or worker.rests else 75)
@@ -187,7 +189,9 @@ class World:
                 self._go(worker, number)
         for number in sorted({w.generation for w in self.workers.values() if w.connected}):
             roster = self._roster(number)
-            if number and number not in self.formed and all(self._is_in(w, number) for w in roster):
+            if not number or number in self.formed or self._cannot_meet(number):
+                continue
+            if all(self._is_in(w, number) for w in roster):
                 self.formed.add(number)
                 for name in roster:
                     self.workers[name].begun, self.workers[name].lost = True, False
@@ -203,6 +207,8 @@ class World:
                 continue
             if any(w.target for w in there):
                 return False  # void: all go on to the next
+            if any(w.busy for w in there):
+                return False
             leader = there[0]
             planned = leader.newest if leader.newest > number else 0
             shares = leader.told[number].shares
@@ -234,10 +240,11 @@ class World:
         self.now_s += 0.5
         for worker in self.workers.values():
             if not worker.frozen:
-                waits = (worker.lost or worker.rests) or any(
-                    not self._is_in(w, worker.generation) for w in self._roster(worker.generation)
-                )
-                alive = Alive(generation=worker.generation, step=self.step, waiting=waits)
+                number = worker.generation
+                waits = worker.lost or worker.rests or self._cannot_meet(number)
+                waits |= any(not self._is_in(w, number) for w in self._roster(number))
+                waits |= any(self.workers[w].busy for w in self._roster(number))
+                alive = Alive(generation=number, step=self.step, waiting=waits and not worker.busy)
                 self.say(worker, alive)
         self.coordinator.tick(self.now_s)
 
@@ -293,6 +300,16 @@ class World:
 
     def leave(self, worker: SimWorker) -> None:
         self.say(worker, Leaving(why="a spot notice"))
+
+    def _is_news(self, worker: WorkerId, told: Generation) -> bool:
+        """A newcomer is told at once what the others are told to do at a step's end."""
+        others = any(self.workers[w].begun for w in told.roster)
+        newcomer = others and not self.workers[worker].begun
+        return told not in self.announced and not newcomer
+
+    def _cannot_meet(self, number: int) -> bool:
+        roster = self._roster(number)
+        return len(roster) > 1 and not self.apart.isdisjoint(roster)
 
     def _check(self, told: Generation) -> None:
         """What holds of every announcement at the moment it is made."""

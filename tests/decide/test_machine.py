@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,8 +15,9 @@ from evenstep.config import Settings
 from evenstep.decide.batching import POLICIES
 from evenstep.decide.cluster import Cluster
 from evenstep.decide.machine import decide
-from evenstep.engine import assemble
+from evenstep.engine import Engine, assemble
 from evenstep.errors import ConfigError, InvalidInputError
+from evenstep.journal import Journal, read
 from evenstep.strict import build
 from evenstep.types import (
     AnyAction,
@@ -33,6 +36,7 @@ from evenstep.types import (
     Stay,
     StepDone,
     StepReport,
+    Steps,
     Worker,
 )
 
@@ -163,6 +167,39 @@ def test_a_step_counts_once() -> None:
     assert decide(after, event) == (after, ())
 
 
+def all_lost_at_step_nine() -> Cluster:
+    """Ten steps, and then other workers, who begin from a checkpoint of step 3."""
+    cluster = cluster_of("a", "b", policy="auto")
+    for _ in range(10):
+        cluster, _ = decide(cluster, step_done(cluster))
+    cluster, _ = run(cluster, Lost(workers=("a", "b")), joined("c", "d"))
+    return cluster
+
+
+def test_steps_taken_again_from_a_checkpoint_are_balanced_and_not_counted_twice() -> None:
+    cluster = all_lost_at_step_nine()
+    assert (cluster.step, cluster.samples) == (9, 960)
+    for step in range(4, 12):
+        times = {w: b * (0.001 if w == "c" else 0.003) for w, b in cluster.shares.items()}
+        event = step_done(replace(cluster, step=step - 1), times)
+        cluster, _ = decide(cluster, event)
+        assert cluster.step == step
+        assert cluster.samples == 96 * (max(step, 9) + 1)
+    assert cluster.shares["c"] > 2 * cluster.shares["d"]
+    assert decide(cluster, event) == (cluster, ())
+
+
+def test_steps_taken_again_from_a_checkpoint_are_forecast(tmp_path: Path) -> None:
+    cluster = all_lost_at_step_nine()
+    engine = Engine(cluster.settings)
+    engine.cluster = cluster
+    with Journal.create(tmp_path / "journal.jsonl", cluster.settings) as engine.journal:
+        engine.handle(1.0, step_done(replace(cluster, step=3)))
+    (record,) = read(tmp_path / "journal.jsonl")[1]
+    assert isinstance(record.event, StepDone)
+    assert record.event.forecasts is not None
+
+
 def test_too_few_workers_pause_and_go_on_when_enough_are_back() -> None:
     cluster = cluster_of("a", "b", workers={"min": 2})
     paused, actions = decide(cluster, Lost(workers=("a",)))
@@ -238,6 +275,33 @@ def test_the_search_orders_workers_and_says_why() -> None:
     assert said == [Launch(num_workers=2, reason="only 2 workers seen; try 4")]
 
 
+def sizes_of_a_search(cluster: Cluster, num_steps: int) -> list[int]:
+    """How large the cluster was, step by step, where no size is faster than another."""
+    sizes = []
+    for step in range(num_steps):
+        cluster, actions = decide(cluster, step_done(cluster, dict.fromkeys(cluster.shares, 0.1)))
+        sizes.append(len(cluster.workers))
+        for action in actions:
+            if isinstance(action, Launch):
+                names = (f"{step}-{n}" for n in range(action.num_workers))
+                cluster, _ = decide(cluster, joined(*names))
+            if isinstance(action, Drain):
+                cluster, _ = decide(cluster, Left(workers=(action.worker,)))
+    return sizes
+
+
+def test_the_search_has_a_lower_bound_of_its_own_and_the_run_goes_on_below_it() -> None:
+    scaling = {"heuristic": "efficiency", "step_workers": 2, "period_steps": 5, "settle_steps": 5}
+    cluster = cluster_of(*"abcd", workers={"max": 8}, scaling={**scaling, "min_workers": 4})
+    sizes = sizes_of_a_search(cluster, 60)
+    assert (max(sizes), min(sizes), sizes[-1]) == (6, 4, 4)
+    cluster, actions = decide(cluster, Lost(workers=("b", "c", "d")))
+    assert [type(a) for a in actions] == [Regroup, Plan]
+    assert sizes_of_a_search(cluster, 60)[-1] == 4
+    free = cluster_of(*"abcd", workers={"max": 8}, scaling=scaling)
+    assert min(sizes_of_a_search(free, 60)) == 1
+
+
 def test_a_straggler_is_drained_only_when_its_substitute_has_joined() -> None:
     cluster = cluster_of("a", "b", "c", "d", straggler={"replace": True, "warmup_steps": 3})
     slow = {"a": 0.024, "b": 0.024, "c": 0.024, "d": 0.24}
@@ -249,6 +313,18 @@ def test_a_straggler_is_drained_only_when_its_substitute_has_joined() -> None:
     assert "replace d" in said[0].reason
     cluster, actions = decide(cluster, joined("e"))
     assert actions[-1] == Drain(worker="d", reason="e has joined in its place")
+
+
+def test_a_straggler_is_judged_by_quiet_steps_too() -> None:
+    cluster = cluster_of("a", "b", "c", "d", straggler={"replace": True})
+    slow = {"a": 0.024, "b": 0.024, "c": 0.024, "d": 0.24}
+    said: list[AnyAction] = []
+    for _ in range(5):
+        event = step_done(cluster, slow)
+        quiet = Steps(num=9, seconds=9 * event.seconds, samples=9 * 96)
+        cluster, actions = decide(cluster, msgspec.structs.replace(event, quiet=quiet))
+        said += actions
+    assert [type(a) for a in said] == [Launch]
 
 
 @pytest.mark.parametrize("policy", [p for p in POLICIES if p != "fixed"])
@@ -344,6 +420,11 @@ def test_any_history_leaves_a_whole_batch_and_consecutive_generations(
         ({"batch": {"size": 10**30}}, "batch.size: must be at most"),
         ({"batch": {"size": 8, "min_share": 9}}, "batch.min_share: must lie between 0 and 8"),
         ({"scaling": {"look_again": float("nan")}}, "scaling.look_again: must be above 0"),
+        (
+            {"workers": {"max": 3}, "scaling": {"min_workers": 4}},
+            "scaling.min_workers: must be at most workers.max, 3: got 4",
+        ),
+        ({"scaling": {"min_workers": 0}}, "scaling.min_workers: must be 1 or more"),
         ({"policy": "autoo"}, "policy: unknown name 'autoo'; did you mean auto?"),
         ({"policy": {"name": "shift", "windw": 3}}, "unknown setting policy.windw; did you mean"),
         (

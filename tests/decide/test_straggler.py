@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evenstep.config import StragglerSettings
@@ -36,6 +36,7 @@ class Cluster:
         noise: float = 0.0,
         batch: int = 0,
         straggler: StragglerSettings = ON,
+        told_every: int = 1,
     ) -> None:
         self.roster = [Worker(id=f"w{i}", kind=k) for i, k in enumerate(kinds)]
         self.slowdowns = {f"w{i}": s for i, s in (slowdowns or {}).items()}
@@ -43,6 +44,7 @@ class Cluster:
         self.batch = batch or 1000 * len(kinds)
         self.shares: dict[WorkerId, int] = {}
         self.straggler, self.memory = straggler, Stragglers()
+        self.told_every = told_every  # so many steps; the others were quiet
         self.step, self.chance = 0, np.random.default_rng(5)
         self.named: list[tuple[int, WorkerId]] = []
         self.reasons: list[str] = []
@@ -62,7 +64,9 @@ class Cluster:
                 StepReport(w.id, self.shares[w.id], self.seconds(w, self.shares[w.id]))
                 for w in self.roster
             ]
-            self.memory, who, reason = judge(self.memory, self.straggler, self.roster, reports)
+            self.memory, who, reason = judge(
+                *(self.memory, self.straggler, self.roster, reports), num_steps=self.told_every
+            )
             if who is not None:
                 self.named.append((self.step, who))
             if reason:
@@ -156,6 +160,7 @@ def test_samples_per_second_would_have_named_it() -> None:
     balanced=st.booleans(),
     onset=st.integers(0, 60),
 )
+@example(offset=0.0, factor=1.5, num_workers=3, balanced=True, onset=1)  # at its second step
 @settings(deadline=None, max_examples=50)
 def test_a_worker_slower_by_two_fifths_is_named_at_any_fixed_part(
     offset: float, factor: float, num_workers: int, balanced: bool, onset: int
@@ -291,6 +296,21 @@ def test_giving_up_lets_the_cooldown_pass() -> None:
     start = cluster.step
     cluster.run(ON.cooldown_steps + 1)
     assert cluster.named[1:] == [(start + ON.cooldown_steps, "w2")]
+
+
+def test_quiet_steps_count_as_steps() -> None:
+    cluster = Cluster("aaaa", {2: 2.0}, balanced=False, told_every=10).run(10)
+    assert cluster.named == [(3, "w2")]  # under the threshold for 1, 11 and 21 steps
+    cluster.memory = give_up(cluster.memory, ON)
+    cluster.run(30)
+    assert cluster.named[1:] == [(10 + ON.cooldown_steps // 10, "w2")]
+
+
+def test_quiet_steps_do_not_make_a_lasting_slowness_of_a_single_step() -> None:
+    at_once = msgspec.structs.replace(ON, alpha=1.0)
+    pause = {2: lambda step: 5.0 if step == 30 else 1.0}
+    cluster = Cluster("aaaa", pause, balanced=False, straggler=at_once, told_every=100)
+    assert cluster.run(60).named == []
 
 
 def test_what_was_known_of_the_departed_is_dropped() -> None:

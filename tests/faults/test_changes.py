@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -64,6 +65,22 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, alone: Alone) 
     with Running(tmp_path, workers="2", args=LONG) as run:
         assert run.finish() == 0
         assert "going on from" in run.said()
+        assert all(same(result, alone(*LONG)) for result in run.results().values())
+
+
+def test_a_paused_run_that_is_stopped_leaves_a_checkpoint(tmp_path: Path, alone: Alone) -> None:
+    options = ["--min", "3", "--restarts", "0"]
+    with Running(tmp_path, workers="3", args=LONG, options=options) as run:
+        run.until_step(20)
+        run.signal("w0")  # the leader, who would have written it
+        step = run.until(lambda s: s["state"] == "paused")["step"]
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish() == 0
+    with Running(tmp_path, workers="3", args=LONG) as run:
+        assert run.finish() == 0
+        begun = re.search(r"going on from step-(\d+)", run.said())
+        assert begun is not None
+        assert int(begun[1]) >= step
         assert all(same(result, alone(*LONG)) for result in run.results().values())
 
 

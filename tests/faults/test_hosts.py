@@ -42,8 +42,8 @@ class Cluster:
     def join(self, i: int) -> subprocess.Popen[Any]:
         """Start a worker on another host."""
         address = (self.run / "address").read_text().strip()
-        own = ["--address", self.hosts[i].address, "--token-file", str(self.run / "token")]
-        return self._popen(self.hosts[i], [str(EVENSTEP), "join", *own, address, *self._script])
+        token = ["--token-file", str(self.run / "token")]
+        return self._popen(self.hosts[i], [str(EVENSTEP), "join", *token, address, *self._script])
 
     def said(self) -> str:
         """All that anybody printed."""

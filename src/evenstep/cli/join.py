@@ -11,7 +11,7 @@ from types import FrameType
 
 import click
 
-from evenstep.cli.place import locate, question, token_option
+from evenstep.cli.place import locate, own_address, token_option
 from evenstep.launch.local import tethered, worker_environment
 
 
@@ -19,7 +19,10 @@ from evenstep.launch.local import tethered, worker_environment
 @click.argument("where", metavar="HOST:PORT")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("--address", help="At which the other workers reach this one.")
+@click.option(
+    "--address",
+    help="At which the other workers reach this one.  [default: that which reaches HOST]",
+)
 @token_option
 @click.pass_context
 def command(
@@ -36,8 +39,10 @@ def command(
     second one ends it. The exit code is the script's.
     """
     there = locate(where, token_file)
-    question(there, "status")  # a wrong token is told here, not in a traceback of the script
-    env = worker_environment(os.environ, coordinator=str(there), address=address or "")
+    mine = own_address(there)  # a wrong token is told here, not in a traceback of the script
+    env = worker_environment(
+        os.environ, coordinator=str(there), address=address or mine, tls_ca=there.tls_ca
+    )
     env["EVENSTEP_TOKEN"] = there.token  # the environment is only ours to read
     env.pop("EVENSTEP_WORKER", None)
     worker = subprocess.Popen(

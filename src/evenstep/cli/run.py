@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import ssl
 import sys
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Any
 import click
 import msgspec
 
+from evenstep.cli.place import outward
 from evenstep.config import Settings
 from evenstep.coordinate.ask import EVERYWHERE
 from evenstep.coordinate.host import Host
@@ -99,13 +99,13 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
     to the end, or stopped in order. 1: the script failed, or no worker is left.
     """
     old = _opened(options["folder"], options["resume"])
-    few, many = _numbers(options["workers"] or _before(old) or "1")
+    num, least, most = _sizes(options["workers"], _before(old))
     told = ([f"policy={options['policy']}"] if options["policy"] else []) + (
         [f"workers.min={options['least']}"] if options["least"] else []
     )
     if options["scale"]:
-        told.append(_scaling(options["scale"], few, many))
-    bounds = (f"workers.max={many}",) if many else ()
+        told.append(_scaling(options["scale"], num, most))
+    bounds = () if most == MOST_WORKERS else (f"workers.max={most}", f"scaling.min_workers={least}")
     resumed = old is not None and old.journal.exists()
     sets = _checked((*told, *options["sets"]), bounds, resumed=resumed)
     tls = _tls(options["tls_cert"], options["tls_key"])
@@ -119,14 +119,16 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
             checkpoint_every_s=options["checkpoint_every"],
             checkpoints_kept=options["keep"],
             sets=(*bounds, *sets),
-            least=few if many else 1,
-            most=many or MOST_WORKERS,
+            least=least,
+            most=most,
             restarts=options["restarts"],
             spares=options["spares"],
             prices=_prices(options["prices"]),
         )
         logging.basicConfig(level=logging.INFO, format="evenstep: %(message)s", stream=sys.stderr)
-        run = Run(folder, terms, few, [str(script), *args])
+        # MIN:MAX leaves the number open, and so does a run that goes on as it was.
+        asked = ":" not in (options["workers"] or ":")
+        run = Run(folder, terms, num, [str(script), *args], asked=asked)
         ending = asyncio.run(run.to_its_end(options["host"], options["port"], tls))
     finally:
         folder.close()
@@ -139,8 +141,10 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
 class Run:
     """A coordinator, and what it launches here, from the first worker to the last."""
 
-    def __init__(self, folder: RunFolder, terms: Terms, num: int, command: list[str]) -> None:
-        self._folder, self._num, self._command = folder, num, command
+    def __init__(
+        self, folder: RunFolder, terms: Terms, num: int, command: list[str], *, asked: bool
+    ) -> None:
+        self._folder, self._num, self._asked, self._command = folder, num, asked, command
         most = f":{terms.most}" if terms.most < MOST_WORKERS else ""
         about = {"script": Path(command[0]).name, "workers": f"{num}{most}"}
         self._host = Host(folder, terms, about)
@@ -160,8 +164,8 @@ class Run:
             there = self._folder.outlived()
             for worker, pid in there.items():
                 launcher.adopt(worker, pid)
-                coordinator.crew.add(worker)
-            self._host.call(coordinator.start, max(0, self._num - len(there)))
+                coordinator.adopt(worker)
+            self._host.call(coordinator.start, self._num, self._asked)
             ending = await self._host.ending()
             for worker in coordinator.never_joined():
                 launcher.stop(worker)
@@ -192,7 +196,7 @@ class Run:
             os.environ,
             coordinator=f"{EVERYWHERE[host]}:{port}" if host in EVERYWHERE else address,
             token_file=self._folder.path / "token",
-            address=_own_address(host),
+            address=outward(host, host),
             tls_ca=self._folder.tls_ca(),
             num_workers=self._num,
         )
@@ -244,6 +248,21 @@ def _before(folder: RunFolder | None) -> str:
     if folder is None or not folder.journal.exists():
         return ""
     return str(read(folder.journal)[0].about.get("workers", ""))
+
+
+def _sizes(told: str | None, began: str) -> tuple[int, int, int]:
+    """How many to start, and the fewest and the most; of a run that goes on, as it began."""
+    num, many = _numbers(told or began or "1")
+    least, most = _numbers(began) if began else (num, many)
+    if many and (num, many) != (least, most):
+        raise ConfigError(
+            "--workers",
+            f"MIN:MAX stays as the run began, {began}; a number alone says how many to start: "
+            f"got {told}",
+        )
+    if most and num > most:
+        raise ConfigError("--workers", f"at most {most}, as the run began: got {num}")
+    return num, least if most else 1, most or MOST_WORKERS
 
 
 def _numbers(text: str) -> tuple[int, int]:
@@ -310,14 +329,3 @@ def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as e:
         raise ConfigError("--tls-cert, --tls-key", f"cannot be used: {e}") from None
     return context
-
-
-def _own_address(host: str) -> str:
-    """Where other workers reach those of this machine: empty for its own loopback."""
-    if host not in EVERYWHERE:
-        return "" if host in ("127.0.0.1", "::1", "localhost") else host
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(("2001:db8::1" if ":" in host else "192.0.2.1", 9))  # sends nothing
-        return str(probe.getsockname()[0])
-    return ""

@@ -29,14 +29,22 @@ class NoAnswerError(EvenstepError, ConnectionError):
 
 def ask(host: str, port: int, token: str, ask: Ask, tls_ca: str = "") -> dict[str, Any]:
     """What the coordinator tells. NoAnswerError: why it does not. `ask.proof` is filled in."""
+    return ask_from(host, port, token, ask, tls_ca)[0]
+
+
+def ask_from(
+    host: str, port: int, token: str, ask: Ask, tls_ca: str = ""
+) -> tuple[dict[str, Any], str]:
+    """What the coordinator tells, and the address of this machine that it was asked from."""
     where = f"{host}:{port}"
     try:
         with socket.create_connection((EVERYWHERE.get(host, host), port), ANSWER_S) as plain:
+            mine = str(plain.getsockname()[0])
             if not tls_ca:
-                return _asked(plain, token, ask)
+                return _asked(plain, token, ask), mine
             context = ssl.create_default_context(cafile=tls_ca)
             with context.wrap_socket(plain, server_hostname=host) as there:
-                return _asked(there, token, ask)
+                return _asked(there, token, ask), mine
     except NoAnswerError:
         raise
     except ConnectionRefusedError:

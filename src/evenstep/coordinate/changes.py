@@ -11,16 +11,14 @@ from typing import assert_never
 
 import msgspec
 
-from evenstep.coordinate.brain import Brain
-from evenstep.coordinate.crew import Crew
-from evenstep.coordinate.member import Ending, Member, Outside, State, Store, Terms
+from evenstep.coordinate.member import Ending, Member, State
+from evenstep.coordinate.standing import Standing
 from evenstep.messages import (
     Generation,
     Goodbye,
     NewPlan,
     Paused,
 )
-from evenstep.ports import Launcher
 from evenstep.types import (
     AnyAction,
     AnyEvent,
@@ -40,41 +38,17 @@ from evenstep.types import (
 log = logging.getLogger("evenstep")
 
 
-class Changes:
-    """The members of a run, the generation they train in and the one that comes."""
-
-    def __init__(self, terms: Terms, outside: Outside, launcher: Launcher | None) -> None:
-        self.terms = terms
-        self.crew = Crew(launcher, terms.restarts)
-        self.ending: Ending | None = None
-        self._outside = outside
-        self._brain: Brain | None = None
-        self._members: dict[WorkerId, Member] = {}
-        self._stores: dict[WorkerId, Store] = {}
-        self._used: set[WorkerId] = set()  # ids that were ever in a roster
-        self._running: Generation | None = None  # the one that trains
-        self._coming: Generation | None = None  # announced, not begun
-        self._paused = ""  # why
-        self._stopping = ""  # why
-        self._parting = False  # the end has been announced
-        self._finishing = False  # someone has trained to the end
-        self._ready_s: float | None = None  # when the first worker was
-        self._leaver_gone_s: float | None = None  # before the generation without it began
-        # After a restart: who is not back yet, and who will not come.
-        self._away: set[WorkerId] = set()
-        self._missing: dict[WorkerId, str] = {}
-        self._last_loss = "none came"
-        self._step = -1  # the last one taken
+class Changes(Standing):
+    """From the generation that trains to the one that comes."""
 
     # Planned, and not.
 
     def _advance(self, now_s: float) -> None:
         """Make the next planned change, unless one is under way."""
         while self._brain and not (self._coming or self._away or self._finishing or self.ending):
-            ready = [m for m in self._members.values() if m.state is State.READY]
-            asked = [m for m in self._members.values() if m.state is State.ASKED]
+            ready, asked = self._all_in(State.READY), self._all_in(State.ASKED)
             if self._stopping:
-                self._part()
+                self._part(now_s)
                 return
             if ready and not self._gathers(now_s):
                 self._take_in(now_s, ready)
@@ -89,24 +63,20 @@ class Changes:
                 return
 
     def _take_in(self, now_s: float, ready: list[Member]) -> None:
-        ready.sort(key=lambda m: (len(m.id), m.id))  # w2 before w10, whoever was ready first
+        ready.sort(key=lambda m: (m.num_unmet, len(m.id), m.id))  # w2 before w10
+        # Who has not met the others before comes alone: so it is seen who of several cannot.
+        ready = [m for m in ready if not m.num_unmet] or ready[:1]
         for member in ready:
             member.state = State.IN
             self._used.add(member.id)
+        self._stores = {w: store for w, store in self._stores.items() if w in self._members}
         self._outside.keep(self._stores)
         workers = tuple(m.worker for m in ready if m.worker is not None)
         assert len(workers) == len(ready), "all who are ready have said what they are"
         self._change(now_s, Joined(workers=workers), planned=True)
 
-    def _gathers(self, now_s: float) -> bool:
-        """Whether the first workers are still waited for, so that they begin together."""
-        if self._ready_s is None or (self._brain and self._brain.cluster.roster):
-            return False
-        starting = any(not self._is(w, State.READY) for w in self._on_the_way())
-        return starting and now_s - self._ready_s < self.terms.gather_s
-
     def _lose(self, now_s: float, lost: Mapping[WorkerId, str]) -> None:
-        """Workers are gone: the others go on without them, at once."""
+        """Workers are gone: the others go on without them, at once, and spares come after."""
         left = False
         for worker, cause in lost.items():
             log.warning("%s is lost: %s", worker, cause)
@@ -123,6 +93,10 @@ class Changes:
         elif self._parting:
             self._hurry()
         elif known:
+            for worker in known:
+                going = worker in self.crew.in_order
+                if not going and self._call_spares(1, f"in place of {worker}"):
+                    self.crew.relieved.add(worker)
             self._go_on(now_s, known)
         elif left:
             self._force()
@@ -173,7 +147,7 @@ class Changes:
     def _meet_anew(self, now_s: float, why: str) -> None:
         """A new generation of the same workers: for the brain, one goes and comes back."""
         assert self._brain is not None
-        if len({m.begun for m in self._members.values() if m.trains}) == 2:
+        if self._newcomers():
             self._go_on(now_s, {})  # the newcomers come later
             return
         last = self._brain.cluster.ranks[-1]
@@ -185,10 +159,7 @@ class Changes:
 
         What those may still have to add up in it, somebody who has not begun cannot.
         """
-        training = [m for m in self._members.values() if m.trains]
-        if not any(m.begun for m in training):
-            return ()
-        newcomers = [m for m in training if not m.begun]
+        newcomers = self._newcomers()
         for member in newcomers:
             if member.state is State.IN:
                 member.state = State.READY
@@ -249,13 +220,17 @@ class Changes:
     def _announce(self, generation: Generation) -> None:
         log.info("generation %d: %s", generation.number, generation.reason)
         self._coming, self._paused, self._leaver_gone_s = generation, "", None
+        at_once = msgspec.structs.replace(generation, planned=False)
         if not generation.planned:
             self._running = None
         for member in self._members.values():
             if member.trains or member.state is State.LEFT:
                 if not generation.planned:
                     member.freed()
-                self._outside.send(member.id, generation)
+                # Nobody passes it on to a newcomer. One that was put off may have begun by its own
+                # account, and then heeds nothing but what holds at once.
+                is_new = self._running is not None and not member.begun
+                self._outside.send(member.id, at_once if is_new else generation)
 
     def _force(self) -> None:
         """Who was to leave is gone already: the change cannot wait for a step's end any more."""
@@ -274,7 +249,8 @@ class Changes:
         self._running, self._coming, self._leaver_gone_s = self._coming, None, None
         for member in self._members.values():
             member.freed()
-            member.begun |= self._in_running(member.id)
+            if self._in_running(member.id):
+                member.begun, member.num_unmet = True, 0
             if member.state is State.LEFT:
                 if self._running and member.id in self._running.spares:
                     log.info("%s stays as a spare", member.id)
@@ -284,6 +260,7 @@ class Changes:
         self._advance(now_s)
 
     def _pause(self, reason: str) -> None:
+        assert self._brain is not None
         log.warning("paused: %s", reason)
         self._running, self._coming, self._paused = None, None, reason
         for member in self._members.values():
@@ -292,12 +269,16 @@ class Changes:
                 self._outside.send(member.id, Paused(reason=reason))
             elif member.state is State.LEFT:
                 self._dismiss(member, member.leaves_because)
+        # Below the minimum, as many as lack; else one may be what the batch does not fit without.
+        cluster = self._brain.cluster
+        lacking = max(1, cluster.settings.workers.min - len(cluster.workers))
+        self._call_spares(lacking - len(self._all_in(State.READY)), reason)
 
     def _let_go(self, member: Member, why: str) -> None:
         """A worker goes: at a step's end if it trains, else now."""
         if member.state is State.IN:
             member.state, member.leaves_because = State.ASKED, why
-        elif member.state in (State.STARTING, State.READY):
+        elif member.state in (State.STARTING, State.READY, State.SPARE):
             self._dismiss(member, why)
 
     def _dismiss(self, member: Member, why: str) -> None:
@@ -312,10 +293,9 @@ class Changes:
         if self._stopping or self.ending is not None:
             return
         log.info("stopping: %s", why)
-        self._stopping = why
-        for member in self._members.values():
-            if member.state in (State.STARTING, State.READY):
-                self._dismiss(member, "the run is ending")
+        self._stopping, self._stopping_s = why, now_s
+        for member in self._all_in(State.STARTING, State.READY):
+            self._dismiss(member, "the run is ending")
         self._advance(now_s)
         self._settle(now_s)
 
@@ -324,24 +304,32 @@ class Changes:
         if self._brain is not None:
             self._brain.close()
 
-    def _part(self) -> None:
+    def _part(self, now_s: float) -> None:
         """The end is a change like others: planned, with nobody in its roster."""
-        self._parting = True
+        self._parting, self._stopping_s = True, now_s
         self._outside.keep({})  # whoever comes after must not take over workers that leave
         generation = Generation(
             number=self._number + 1,
             roster=(),
             shares=(),
-            planned=self._running is not None,
+            planned=self._running is not None and self._coming is None,
+            saves=self._saver(),
             reason=self._stopping,
         )
         self._announce(generation)
 
     def _hurry(self) -> None:
-        """Someone was lost while all leave: the step at hand will not end."""
+        """The step at hand will not end: all leave at once."""
         if self._coming is not None and self._coming.planned:
-            later = self._coming.number + 1
-            self._announce(msgspec.structs.replace(self._coming, number=later, planned=False))
+            log.warning("the step at hand does not end: all leave at once")
+            self._announce(
+                msgspec.structs.replace(
+                    self._coming,
+                    number=self._coming.number + 1,
+                    planned=False,
+                    saves=self._saver(),
+                )
+            )
 
     def _settle(self, now_s: float) -> None:
         """See whether the run is over."""
@@ -376,65 +364,25 @@ class Changes:
 
     def _launch(self, now_s: float, num_workers: int, reason: str, kind: str = "") -> None:
         """Call spares back, and start processes for the rest."""
-        spares = [m for m in self._members.values() if m.state is State.SPARE]
-        fitting = [m for m in spares if m.worker and kind in ("", m.worker.kind)]
-        for member in fitting[: max(0, num_workers)]:
-            log.info("%s comes back: %s", member.id, reason)
-            member.state = State.READY
-            num_workers -= 1
+        num_workers -= self._call_spares(num_workers, reason, kind)
         failures = self.crew.launch(num_workers, reason, kind, now_s)
         if failures:
             self._last_loss = f"a worker could not be started: {failures[0]}"
             self._reconcile(now_s, failures[0])
+
+    def _call_spares(self, num_workers: int, reason: str, kind: str = "") -> int:
+        """Let spares come back, as far as there are any; how many come."""
+        if self._stopping or self._finishing or self.ending:
+            return 0
+        spares = [m for m in self._all_in(State.SPARE) if m.worker and kind in ("", m.worker.kind)]
+        called = spares[: max(0, num_workers)]
+        for member in called:
+            log.info("%s comes back: %s", member.id, reason)
+            member.state = State.READY
+        return len(called)
 
     def _reconcile(self, now_s: float, cause: str) -> None:
         """Tell the brain of ordered workers that will not come."""
         missing = self._num_missing()
         if missing > 0:
             self._change(now_s, LaunchFailed(num_workers=missing, cause=cause), planned=True)
-
-    def _num_missing(self) -> int:
-        """Workers that the brain has ordered and nobody has launched."""
-        ordered = self._brain.cluster.launching if self._brain else 0
-        return ordered - len(self._on_the_way())
-
-    def _on_the_way(self) -> set[WorkerId]:
-        """Launched workers that are to join, and have not."""
-        crew = self.crew
-        back = {m.id for m in self._members.values() if m.state is State.READY}
-        return back | (
-            crew.running - (crew.in_order | crew.evicted | crew.refused.keys() | self._used)
-        )
-
-    def _spares(self) -> tuple[WorkerId, ...]:
-        """Who leaves with the generation that is made now, and stays ready."""
-        members = self._members.values()
-        room = self.terms.spares - sum(m.state is State.SPARE for m in members)
-        leaving = [m.id for m in members if m.state is State.LEFT and m.may_stay]
-        return tuple(leaving[: max(0, room)])
-
-    # Small questions.
-
-    @property
-    def _number(self) -> int:
-        return self._brain.cluster.generation if self._brain else 0
-
-    @property
-    def _roster(self) -> tuple[WorkerId, ...]:
-        return self._brain.cluster.roster if self._brain else ()
-
-    def _is(self, worker: WorkerId, state: State) -> bool:
-        member = self._members.get(worker)
-        return member is not None and member.state is state
-
-    def _trains(self, worker: WorkerId) -> bool:
-        member = self._members.get(worker)
-        return member is not None and member.trains
-
-    def _in_running(self, worker: WorkerId) -> bool:
-        return self._running is not None and worker in self._running.roster
-
-    def _anyone(self) -> bool:
-        """Whether anybody is there of whom something can be expected."""
-        connected = any(m.state is not State.GONE for m in self._members.values())
-        return connected or bool(self.crew.running - self.crew.in_order or self.crew.exits)

@@ -7,16 +7,13 @@ time it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from itertools import count
-from statistics import median
 from typing import assert_never
 
 from evenstep.coordinate.brain import Brain, Timer
-from evenstep.coordinate.crew import AGAIN, Exit, Meaning, told_of
+from evenstep.coordinate.crew import ABORTED, Exit, Meaning, told_of
 from evenstep.coordinate.member import Ending, Member, Outside, State, Store, Terms
-from evenstep.coordinate.operators import Operators
-from evenstep.coordinate.watch import PATIENCE_STEPS, deadlocked, overdue
+from evenstep.coordinate.patience import Patience
 from evenstep.errors import EvenstepError
 from evenstep.messages import (
     Alive,
@@ -26,7 +23,6 @@ from evenstep.messages import (
     Failed,
     FromClient,
     Generation,
-    Goodbye,
     Hello,
     Lease,
     Leaving,
@@ -37,20 +33,14 @@ from evenstep.messages import (
     Welcome,
 )
 from evenstep.ports import Launcher
-from evenstep.types import (
-    StepDone,
-    Worker,
-    WorkerId,
-)
+from evenstep.types import SizeAsked, StepDone, Worker, WorkerId
 
 log = logging.getLogger("evenstep")
 
 LAST_WORDS_S = 1.0  # between a process's end and the end of its connection
-MEETINGS = 3  # of a roster that cannot take a step, before it changes
-OWN_LAG_S = 2.0  # after which it was us who did not listen
 
 
-class Coordinator(Operators):
+class Coordinator(Patience):
     """The membership of one run. Times are in seconds of the run's own clock."""
 
     def __init__(
@@ -65,8 +55,6 @@ class Coordinator(Operators):
         super().__init__(terms, outside, launcher)
         self._timer = timer
         self._names = (f"w{n}" for n in count(names_from))
-        self._seen_s: float | None = None  # when we last looked at the clock
-        self._num_meetings = 0  # since the last step, of workers that all waited
 
     # From the server.
 
@@ -157,9 +145,19 @@ class Coordinator(Operators):
 
     # From the launcher, and to it.
 
-    def start(self, now_s: float, num_workers: int) -> None:
-        """Launch the first workers."""
-        self._launch(now_s, num_workers, "asked for")
+    def start(self, now_s: float, num_workers: int, asked: bool = False) -> None:
+        """Launch the first workers; of a run that goes on, as many as it lacks.
+
+        There the size that it last was to have counts, unless `num_workers` is `asked` for now.
+        """
+        target = self._brain.cluster.target if self._brain else 0
+        here = self.crew.running - self.crew.in_order
+        if target and not asked:
+            self._launch(now_s, target - len(here | self._away), "asked for")
+        else:
+            self._launch(now_s, num_workers - len(here), "asked for")
+            if num_workers and target not in (0, num_workers):
+                self._change(now_s, SizeAsked(num_workers=num_workers), planned=True)
         self._settle(now_s)
 
     def new_name(self) -> WorkerId:
@@ -176,9 +174,11 @@ class Coordinator(Operators):
         """A launched process has ended; a negative code is a signal. `said` is its last output."""
         self.crew.running.discard(worker)
         if self.ending is not None:
-            if self.ending.ok and worker in self._used and code > 0 and code != AGAIN:
+            if self.ending.ok and worker in self._used and self.crew.fails_late(worker, code):
                 why = f"{worker} {told_of(code, joined=True)}"
-                self.ending = Ending(ok=False, why=why, told=said, worker=worker)
+                log.warning("%s, after the run", why)
+                if code != ABORTED:
+                    self.ending = Ending(ok=False, why=why, told=said, worker=worker)
             return
         self.crew.exits[worker] = Exit(code, said, now_s)
         if code < 0 or worker not in self._members:
@@ -262,7 +262,7 @@ class Coordinator(Operators):
 
     def _done(self, member: Member, step: int) -> None:
         others = any(m.trains for m in self._members.values() if m is not member)
-        if others and member.state in (State.STARTING, State.READY):
+        if others and member.state in (State.STARTING, State.READY, State.SPARE):
             self._dismiss(member, "it had nothing to do")
             return
         member.state = State.DONE
@@ -290,77 +290,6 @@ class Coordinator(Operators):
                 other.compute_s, other.wait_s = report.compute_s, report.wait_s
         self._obey(now_s, self._brain.step(now_s, done), planned=True)
 
-    # Who holds the others up.
-
-    def _look_at_the_clock(self, now_s: float) -> None:
-        """If it was us who stood still, nobody else was silent."""
-        if self._seen_s is not None and now_s - self._seen_s > OWN_LAG_S:
-            for member in self._members.values():
-                member.forgive(now_s, now_s - self._seen_s)
-        self._seen_s = now_s
-
-    def _watch(self, now_s: float) -> None:
-        there = [m for m in self._members.values() if m.state is not State.DONE]
-        patience_s, silent_s = self._patience_s(), self.terms.silent_s
-        if self._finishing or self._parting:
-            # The others may be gone, and not complain.
-            limit_s = silent_s + patience_s
-            late = [m for m in there if m.trains and now_s - m.heard_s > limit_s]
-            self._evict(now_s, {m.id: "silent while the others end" for m in late})
-        elif (generation := self._watched()) is not None:
-            roster = [m for m in there if m.id in generation.roster]
-            blamed = overdue(
-                roster,
-                now_s,
-                silent_s=silent_s,
-                patience_s=patience_s,
-                lease_s=self.terms.lease_s,
-            )
-            all_there = len(roster) == len(generation.roster)
-            if not blamed and all_there and deadlocked(roster, now_s, patience_s):
-                self._resolve(now_s, generation)
-            self._evict(now_s, blamed)
-
-    def _resolve(self, now_s: float, generation: Generation) -> None:
-        """All wait for each other: they meet anew. If that does not help, with one less."""
-        self._num_meetings += 1
-        if self._num_meetings <= MEETINGS:
-            self._meet_anew(now_s, "all wait for each other")
-        else:
-            self._num_meetings = 0
-            self._evict(now_s, {generation.roster[-1]: "the others and it cannot meet"})
-
-    def _evict(self, now_s: float, blamed: Mapping[WorkerId, str]) -> None:
-        for worker, why in blamed.items():
-            self._outside.send(worker, Goodbye(why=why))
-            self._outside.hang_up(worker)
-            self.crew.evict(worker)
-        if blamed:
-            self._lose(now_s, blamed)
-
-    def _watched(self) -> Generation | None:
-        """The generation that the workers are in, or on their way into."""
-        coming, running = self._coming, self._running
-        if running is None or coming is None:
-            return running or coming
-        there = [self._members[w] for w in running.roster if w in self._members]
-        return coming if any(m.generation == coming.number for m in there) else running
-
-    def _unblock(self, now_s: float) -> None:
-        """Someone is stuck. Those who are known to be gone are not waited for any longer."""
-        if self._leaver_gone_s is not None:
-            self._force()
-        elif self._finishing:
-            self._go_on(now_s, {})
-        elif self._parting and any(not self._trains(w) for w in self._roster):
-            self._hurry()
-        else:
-            self._watch(now_s)
-
-    def _patience_s(self) -> float:
-        steps_s = [seconds for _, seconds in self._recent]
-        return max(self.terms.patience_s, PATIENCE_STEPS * median(steps_s or [0.0]))
-
     # Processes.
 
     def _judge(self, now_s: float, worker: WorkerId) -> None:
@@ -376,6 +305,8 @@ class Coordinator(Operators):
         alone = not any(m.trains for m in self._members.values())
         match self.crew.meaning(worker, exit.code, joined=joined, alone=alone):
             case Meaning.FINE:
+                if self.crew.fails_late(worker, exit.code):
+                    log.warning("%s; nothing more was expected of it", why)
                 self._reconcile(now_s, why)
             case Meaning.FAILURE:
                 refused = self.crew.refused.get(worker)
@@ -384,12 +315,13 @@ class Coordinator(Operators):
             case Meaning.REPLACE | Meaning.MISSING as meaning:
                 log.warning("%s", why)
                 self._last_loss = why
-                replaced = meaning is Meaning.REPLACE and self.crew.restarts_left > 0
-                if replaced and not (self._stopping or self._finishing or self.ending):
+                place = f"in place of {worker}"
+                wanted = meaning is Meaning.REPLACE and worker not in self.crew.relieved
+                wanted &= not (self._stopping or self._finishing or self.ending)
+                if wanted and not self._call_spares(1, place) and self.crew.restarts_left > 0:
                     self.crew.restarts_left -= 1
-                    self._launch(now_s, 1, f"in place of {worker}")
-                else:
-                    self._reconcile(now_s, why)
+                    self._launch(now_s, 1, place)
+                self._reconcile(now_s, why)
 
     # Small questions.
 

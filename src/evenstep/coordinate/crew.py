@@ -14,6 +14,8 @@ from evenstep.types import Launch, WorkerId
 log = logging.getLogger("evenstep")
 
 AGAIN = os.EX_TEMPFAIL  # of a worker that lost its place, by no fault of the script
+# A group that is still being let go as the interpreter ends aborts a process that is through.
+ABORTED = -signal.SIGABRT
 
 
 class Meaning(Enum):
@@ -44,6 +46,7 @@ class Crew:
         self.exits: dict[WorkerId, Exit] = {}
         self.in_order: set[WorkerId] = set()  # their part is over, as it should be
         self.evicted: set[WorkerId] = set()
+        self.relieved: set[WorkerId] = set()  # a spare has taken their place
         self.refused: dict[WorkerId, str] = {}
         self.began = False
         self._started_s: dict[WorkerId, float] = {}
@@ -80,6 +83,10 @@ class Crew:
         self.evicted.add(worker)
         if self.launcher is not None and worker in self.running:
             self.launcher.stop(worker)
+
+    def fails_late(self, worker: WorkerId, code: int) -> bool:
+        """Whether an end after that of the run was none in order, and none of our doing."""
+        return code not in (0, AGAIN) and worker not in self.evicted
 
     def meaning(self, worker: WorkerId, code: int, *, joined: bool, alone: bool) -> Meaning:
         """What its end means. `joined`: it was in a roster. `alone`: nobody else trains."""

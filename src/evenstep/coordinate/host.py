@@ -133,4 +133,8 @@ class Host:
         return self.folder.newest_checkpoint()
 
     def keep(self, stores: Mapping[WorkerId, Store]) -> None:
-        self.folder.keep_stores(stores)
+        try:
+            self.folder.keep_stores(stores)
+        except OSError as e:
+            told = f"{self.folder.path / 'stores.json'}: cannot be written: {e.strerror}"
+            log.error("%s; the run goes on, but nobody can take it over", told)

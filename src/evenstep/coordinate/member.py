@@ -49,6 +49,7 @@ class Member:
     begun: bool = False  # it has been part of a generation that began
     leaves_because: str = ""
     may_stay: bool = False  # as a spare, when it leaves
+    num_unmet: int = 0  # generations that did not come about with it as a newcomer
     generation: int = 0  # that it last said it is in
     heard_s: float = 0.0
     alive_s: float = 0.0  # its last heartbeat

@@ -49,6 +49,19 @@ class Takeover(Changes):
         if not self._away:
             self._take_over(now_s)
 
+    def adopt(self, worker: WorkerId) -> None:
+        """A process outlived the coordinator that launched it. One that was to leave is going."""
+        self.crew.add(worker)
+        if worker in self._used and worker not in self._roster:
+            self.crew.in_order.add(worker)
+
+    def stop(self, now_s: float, why: str) -> None:
+        """End the run in order: at a step's end, with a checkpoint, without those who are away."""
+        for worker in sorted(self._away):
+            self.crew.evict(worker)
+            self._give_up(now_s, worker, "the run is ending")
+        super().stop(now_s, why)
+
     def _give_up(self, now_s: float, worker: WorkerId, why: str) -> bool:
         """Do not wait for a member to come back."""
         if worker not in self._away:
@@ -68,13 +81,12 @@ class Takeover(Changes):
         if behind:  # the newest generation was announced, and has not begun
             for member in self._members.values():
                 member.begun = member.id in self._before
-        begun = {m.begun for m in self._members.values() if m.trains}
         if missing:
             self._lose(now_s, missing)
         elif cluster.plan is None:
             if cluster.roster:
                 self._pause("too few workers")
-        elif behind and len(begun) == 2:  # newcomers meet nobody within a step: they join later
+        elif behind and self._newcomers():  # they meet nobody within a step, and join later
             self._go_on(now_s, {})
         else:
             regroup = Regroup(
@@ -87,4 +99,7 @@ class Takeover(Changes):
                     self._outside.send(worker, newest)
             else:
                 self._running = newest
+        for worker in sorted(self._brain.cluster.draining):  # asked already, and still there
+            if (asked := self._members.get(worker)) is not None:
+                self._let_go(asked, "asked for before the coordinator was restarted")
         self._advance(now_s)

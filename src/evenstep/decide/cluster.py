@@ -10,7 +10,7 @@ from evenstep.decide.learning import GradientNoise, global_batch
 from evenstep.decide.scaling.search import Search
 from evenstep.decide.straggler import Stragglers
 from evenstep.ports import BatchPolicy, Memory, ScalingHeuristic
-from evenstep.types import AnyAction, Fleet, Plan, Worker, WorkerId
+from evenstep.types import AnyAction, Fleet, Plan, StepDone, Worker, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class Cluster:
     roster: tuple[WorkerId, ...] = ()  # in rank order: by arrival, so the leader stays while it can
     generation: int = 0
     step: int = -1  # the newest one committed
+    step_generation: int = 0  # that took it
+    furthest_step: int = -1  # ever seen: behind it, steps are taken again from a checkpoint
     samples: int = 0  # trained on so far
     fleet: Fleet | None = None  # None while paused
     plan: Plan | None = None  # None while paused
@@ -49,6 +51,10 @@ class Cluster:
     def ranks(self) -> tuple[Worker, ...]:
         """The workers in rank order, the leader first."""
         return tuple(self.workers[w] for w in self.roster)
+
+    def is_news(self, event: StepDone) -> bool:
+        """Whether a step is newer than all it knows. A later generation may begin further back."""
+        return (event.generation, event.step) > (self.step_generation, self.step)
 
 
 Decision = tuple[Cluster, tuple[AnyAction, ...]]

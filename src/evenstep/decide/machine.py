@@ -78,12 +78,15 @@ def decide(cluster: Cluster, event: AnyEvent) -> Decision:
 
 def _step(cluster: Cluster, event: StepDone) -> Decision:
     """Decide once on all of a step's reports: shares, then size, then stragglers."""
-    if event.step <= cluster.step or event.generation > cluster.generation:
+    if not cluster.is_news(event) or event.generation > cluster.generation:
         return cluster, ()
+    again = event.step <= cluster.furthest_step  # from an older checkpoint: trained on before
     cluster = replace(
         cluster,
         step=event.step,
-        samples=cluster.samples + event.steps.samples,
+        step_generation=event.generation,
+        furthest_step=max(cluster.furthest_step, event.step),
+        samples=cluster.samples + (0 if again else event.steps.samples),
         noise=observe_noise(cluster.noise, _noise(event)),
     )
     fleet = cluster.fleet

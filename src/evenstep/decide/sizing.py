@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from evenstep.config import WorkerSettings
 from evenstep.decide.cluster import Cluster, Decision
 from evenstep.decide.scaling.kind import kind_to_add, kinds_of, whom_to_drop
 from evenstep.decide.scaling.search import look, observe, transition
@@ -26,10 +27,11 @@ def consider_size(cluster: Cluster, event: StepDone) -> Decision:
         price_per_s,
         num_steps=event.steps.num,
     )
+    scaling, limits = cluster.settings.scaling, cluster.settings.workers
     search, target, reason = look(
         search,
-        cluster.settings.scaling,
-        cluster.settings.workers,
+        scaling,
+        WorkerSettings(min=max(limits.min, scaling.min_workers), max=limits.max),
         cluster.heuristic,
         samples_left=max(0, cluster.settings.samples - cluster.samples),
         waiting=cluster.launching > 0 or bool(cluster.draining),
@@ -45,7 +47,11 @@ def consider_stragglers(cluster: Cluster, event: StepDone) -> Decision:
     """One step's word on who is too slow: a substitute ordered, or why nobody is replaced now."""
     staying = [w for w in cluster.ranks if w.id not in cluster.draining]
     memory, straggler, reason = judge(
-        cluster.stragglers, cluster.settings.straggler, staying, event.reports
+        cluster.stragglers,
+        cluster.settings.straggler,
+        staying,
+        event.reports,
+        num_steps=event.steps.num,
     )
     cluster = replace(cluster, stragglers=memory)
     if straggler is None:

@@ -68,8 +68,12 @@ def judge(
     settings: StragglerSettings,
     roster: Sequence[Worker],
     reports: Sequence[StepReport],
+    *,
+    num_steps: int = 1,
 ) -> tuple[Stragglers, WorkerId | None, str]:
     """Learn from one step of a roster in rank order; name the worker to replace, if any, and why.
+
+    `num_steps` counts it and the quiet ones before it, which were as those before them.
 
     A worker is named once it has been under the threshold for `warmup_steps` steps in a row: time
     for its share to follow. The leader never is. While a named worker is still there, and until its
@@ -78,7 +82,7 @@ def judge(
     """
     if not settings.replace:
         return memory, None, ""
-    memory = _learn(memory, settings, roster, reports)
+    memory = _learn(memory, settings, roster, reports, num_steps)
     kinds = {w.id: w.kind for w in roster}
     if memory.leaving is not None:
         if memory.leaving.id in kinds:
@@ -101,7 +105,7 @@ def judge(
             )
             return replace(memory, num_quiet=settings.cooldown_steps), None, reason
     if memory.num_quiet > 0:
-        return replace(memory, num_quiet=memory.num_quiet - 1), None, ""
+        return replace(memory, num_quiet=max(0, memory.num_quiet - num_steps)), None, ""
     lasting = max(settings.warmup_steps, 1)
     slow = [w for w in roster[1:] if memory.traces[w.id].num_under >= lasting]
     if not slow:
@@ -131,6 +135,7 @@ def _learn(
     settings: StragglerSettings,
     roster: Sequence[Worker],
     reports: Sequence[StepReport],
+    num_steps: int,
 ) -> Stragglers:
     old = {w.id: memory.traces.get(w.id) or Trace() for w in roster}
     measured = {r.worker: r for r in reports if r.samples > 0 and r.worker in old}
@@ -144,7 +149,7 @@ def _learn(
     rows = [(w, measured[w.id]) for w in roster if w.id in measured and w.id in memory.traces]
     ratios = _ratios(rows, old, {kind: float(np.median(o)) for kind, o in offsets.items()})
     traces = {
-        w: _next(trace, settings, recent[w], ratios.get(w), measured.get(w))
+        w: _next(trace, settings, recent[w], ratios.get(w), measured.get(w), num_steps)
         for w, trace in old.items()
     }
     return replace(memory, traces=traces, offsets=offsets)
@@ -156,6 +161,7 @@ def _next(
     recent: Steps,
     ratio: float | None,
     report: StepReport | None,
+    num_steps: int,
 ) -> Trace:
     n, samples_per_s, steps_per_s = trace.num_measured, trace.samples_per_s, trace.steps_per_s
     alpha = settings.alpha if n else 1.0
@@ -165,11 +171,13 @@ def _next(
         steps_per_s += (1 / report.compute_s - steps_per_s) / n
     last = trace.last_ratio if ratio is None else ratio
     mean = alpha * last + (1 - alpha) * trace.ratio
+    under = mean < settings.threshold
     return Trace(
         ratio=mean,
         last_ratio=last,
-        num_steps=trace.num_steps + 1,
-        num_under=trace.num_under + 1 if mean < settings.threshold else 0,
+        num_steps=trace.num_steps + num_steps,
+        # Quiet steps are as the one before them: they do not make it under any earlier.
+        num_under=trace.num_under + (num_steps if trace.num_under else 1) if under else 0,
         num_measured=n,
         samples_per_s=samples_per_s,
         steps_per_s=steps_per_s,
@@ -190,7 +198,8 @@ def _follow(before: Steps, report: StepReport) -> tuple[Steps, float | None]:
         return recent, None
     # The last step at the old share is the one that the move answered. If it was merely noisy, the
     # steps before it tell better what that share takes; if the worker had changed, it alone does.
-    usual_s = float(np.median([s for b, s in before if _moved(was, b) < STEADY]))
+    *earlier, _ = (s for b, s in before if _moved(was, b) < STEADY)
+    usual_s = float(np.median(earlier)) if earlier else was_s
     was_s = usual_s if abs(was_s / usual_s - 1) < NOISE else was_s
     # Elasticity at the old share, was / (was + offset): 1 without a fixed part, 0 with only that.
     elasticity = (seconds / was_s - 1) / (share / was - 1)

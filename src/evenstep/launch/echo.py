@@ -25,6 +25,7 @@ class _Log:
     file: int
     at: int = 0
     rest: bytes = b""
+    ended: bool = False  # nobody writes to it any more
 
 
 class Echo:
@@ -35,14 +36,22 @@ class Echo:
         self._logs: list[_Log] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._over = False  # nothing is shown any more
         self._thread = threading.Thread(target=self._run, name="evenstep-echo", daemon=True)
         self._thread.start()
 
     def follow(self, name: str, path: Path) -> None:
         """Show what is written to a file from now on."""
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with self._lock:
-            self._logs.append(_Log(name, path, file, at=os.fstat(file).st_size))
+            if not self._over:
+                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._logs.append(_Log(name, path, file, at=os.fstat(file).st_size))
+
+    def unfollow(self, name: str) -> None:
+        """Show what is left of a file that nobody writes to any more, soon, and let it go."""
+        with self._lock:
+            for log in self._logs:
+                log.ended |= log.name == name
 
     def close(self) -> None:
         """Show what is left, unless nobody reads it."""
@@ -55,15 +64,23 @@ class Echo:
             while not last:
                 last = self._closing.wait(LOOK_S)
                 with self._lock:
-                    logs = list(self._logs)
-                for log in logs:
-                    self._show(log, last)
+                    logs = [(log, last or log.ended) for log in self._logs]
+                for log, is_last in logs:
+                    self._show(log, is_last)
+                    if is_last:
+                        self._let_go(log)
         except (OSError, ValueError):
             pass  # nobody looks any more; the logs are there
         finally:
             with self._lock:
-                for log in self._logs:
-                    os.close(log.file)
+                self._over = True
+            for log in list(self._logs):
+                self._let_go(log)
+
+    def _let_go(self, log: _Log) -> None:
+        with self._lock:
+            self._logs.remove(log)
+        os.close(log.file)
 
     def _show(self, log: _Log, last: bool) -> None:
         size = os.fstat(log.file).st_size

@@ -111,18 +111,20 @@ class LocalLauncher:
         path = self._logs / f"{worker}.log"
         with path.open("ab") as log:
             self._echo.follow(worker, path)
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**self._env, "EVENSTEP_WORKER": worker},
-                start_new_session=True,  # Ctrl-C is for the coordinator, which ends them in order
-            )
-        self._watch(worker, _Running(process, os.pidfd_open(process.pid), path))
-        path.with_suffix(".pid").write_text(
-            f"{process.pid} {psutil.Process(process.pid).create_time()}"
-        )
+            try:
+                process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**self._env, "EVENSTEP_WORKER": worker},
+                    start_new_session=True,  # Ctrl-C is for the coordinator: it ends them in order
+                )
+                pidfd = _introduced(process, path.with_suffix(".pid"))
+            except BaseException:
+                self._echo.unfollow(worker)
+                raise
+        self._watch(worker, _Running(process, pidfd, path))
 
     def _watch(self, worker: WorkerId, running: _Running) -> None:
         self._running[worker] = running
@@ -136,6 +138,7 @@ class LocalLauncher:
         # Only a parent learns the exit code. A script that failed has said so itself.
         code = running.process.wait() if running.process else os.EX_TEMPFAIL
         os.close(running.pidfd)
+        self._echo.unfollow(worker)
         if not self._running:
             self._all_ended.set()
         self._on_end(worker, code, _end_of(running.log))
@@ -167,6 +170,18 @@ def worker_environment(
     kept = {k: v for k, v in environment.items() if k != "EVENSTEP_TOKEN"}
     token = {"EVENSTEP_TOKEN_FILE": str(token_file)} if token_file else {}
     return {**own, **kept, "EVENSTEP_COORDINATOR": coordinator, **token}
+
+
+def _introduced(process: subprocess.Popen[bytes], pid_file: Path) -> int:
+    """What its end is noticed by, once whoever comes after can find it. Else it is ended."""
+    try:
+        made_s = psutil.Process(process.pid).create_time()
+        pid_file.write_text(f"{process.pid} {made_s}")
+        return os.pidfd_open(process.pid)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def _end_of(log: Path) -> str:

@@ -117,8 +117,6 @@ class Regrouping(Session):
         """If somebody leaves, all see each other through the step before anyone hangs up."""
         if set(self._member.roster) <= set(told.roster):
             return
-        if not told.roster and self.is_leader:
-            self._save(wait=True)
         try:
             self._group.sum(torch.zeros(1))
         except GroupGoneError as e:

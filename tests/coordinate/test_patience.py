@@ -1,0 +1,191 @@
+"""Those who hang, those who cannot meet, and those who do not leave."""
+
+from __future__ import annotations
+
+from evenstep.messages import Generation, Goodbye, Stuck
+from evenstep.types import Left, Lost
+from tests.coordinate.situations import (
+    Make,
+    complain,
+    ending,
+    events,
+    heard,
+    launched,
+    roster,
+    status,
+    training,
+)
+from tests.coordinate.world import World
+
+
+def test_a_newcomer_that_hangs_on_its_way_in_is_evicted(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    c = world.join()
+    c.frozen = True
+    world.settle(100)
+    assert roster(world) == (a.id, b.id)
+    assert status(world)["state"] == "training"
+    assert not c.connected
+
+
+def test_an_evicted_worker_of_the_launcher_is_ended_and_replaced(make: Make) -> None:
+    world = make()
+    a, b, c = launched(world, 3)
+    b.frozen = True
+    world.settle(100)
+    assert [e.workers for e in events(world) if isinstance(e, Lost)] == [(b.id,)]
+    assert roster(world) == (a.id, c.id, "w3")
+    assert not b.launched
+
+
+def test_workers_that_all_wait_for_each_other_meet_anew(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    before = world.announced[-1]
+    complain(world, a, b)
+    assert world.announced[-1] == before
+    complain(world, c)
+    told = world.announced[-1]
+    assert (told.roster, told.planned) == (before.roster, False)
+    assert told.number > before.number
+    complain(world, a, b, c)  # what they said of the old one comes late
+    assert world.announced[-1] == told
+    world.settle(8)
+    assert status(world)["state"] == "training"
+
+
+def test_workers_that_never_meet_go_on_without_one(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    for _ in range(4):
+        assert len(roster(world)) == 3
+        for worker in (a, b, c):
+            worker.generation = world.announced[-1].number
+        complain(world, a, b, c)
+    assert roster(world) == (a.id, b.id)
+    assert "cannot meet" in heard(c, Goodbye)[0].why
+
+
+def test_nobody_is_evicted_because_the_coordinator_itself_stood_still(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    world.beat()
+    world.now_s += 600.0  # nobody was heard of; what they said meanwhile comes one by one
+    world.say(a, Stuck(generation=a.generation, step=1, waited_s=6.0))
+    world.coordinator.tick(world.now_s)
+    assert b.connected
+    assert status(world)["state"] == "training"
+
+
+# Newcomers that the others do not meet.
+
+
+def put_off(worker: str, all_events: list[object]) -> int:
+    """How often a worker was to be taken in later."""
+    return sum(isinstance(e, Left) and worker in e.workers for e in all_events)
+
+
+def test_a_newcomer_that_cannot_meet_the_others_is_evicted(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    c = world.join()
+    world.apart.add(c.id)
+    world.settle(400)
+    assert roster(world) == (a.id, b.id)
+    assert status(world)["state"] == "training"
+    assert put_off(c.id, events(world)) == 2
+    assert heard(c, Goodbye)[0].why == "the others and it cannot meet"
+    assert not c.connected
+
+
+def test_of_several_newcomers_only_the_one_that_cannot_meet_the_others_goes(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    c, d = world.join(), world.join()
+    world.apart.add(c.id)
+    world.settle(500)
+    assert roster(world) == (a.id, b.id, d.id)
+    assert status(world)["state"] == "training"
+    assert not c.connected
+
+
+def test_one_that_met_the_others_after_all_begins_anew(make: Make) -> None:
+    """Twice it could not, then it could; what comes later is counted from the beginning."""
+    world = make()
+    a, b = training(world, 2)
+    c = world.join()
+    world.apart.add(c.id)
+    while put_off(c.id, events(world)) < 2:
+        world.settle(1)
+    world.apart.clear()
+    world.settle(8)
+    assert roster(world) == (a.id, b.id, c.id)
+    for _ in range(3):
+        for worker in (a, b, c):
+            worker.generation = world.announced[-1].number
+        complain(world, a, b, c)
+        assert roster(world) == (a.id, b.id, c.id)
+
+
+def test_one_that_had_caught_up_when_it_was_put_off_still_comes(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    c = world.join()
+    c.generation, c.begun, c.lost = c.newest, True, True  # and nobody has told the coordinator
+    world.die(b)
+    world.settle(20)
+    assert roster(world) == (a.id, c.id)
+    assert status(world)["state"] == "training"
+    assert [g.planned for g in heard(a, Generation)][-1]
+    assert not heard(c, Generation)[-1].planned
+
+
+# Those who do not leave.
+
+
+def until_the_end(world: World) -> float:
+    """Until the run has ended; how long it took, on the run's own clock."""
+    begun_s = world.now_s
+    while world.coordinator.ending is None and world.now_s < begun_s + 600.0:
+        world.settle(1)
+    return world.now_s - begun_s
+
+
+def test_one_stuck_in_the_script_does_not_hold_a_stop_up(make: Make) -> None:
+    world = make()
+    a, b, c = launched(world, 3)
+    b.busy = True
+    world.coordinator.stop(world.now_s, "enough")
+    assert [g.planned for g in heard(a, Generation) if not g.roster] == [True]
+    took_s = until_the_end(world)
+    assert [g.planned for g in heard(a, Generation) if not g.roster] == [True, False]
+    assert heard(b, Goodbye)[0].why == "it does not leave"
+    assert ending(world).ok
+    limit_s = world.terms.silent_s + world.terms.patience_s
+    assert 2 * limit_s < took_s < 2 * limit_s + 5
+    assert not any(w.connected for w in (a, b, c))
+
+
+def test_a_change_that_does_not_come_about_does_not_hold_a_stop_up(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    b.busy = c.busy = True  # of two it cannot be told who holds the other up
+    world.join()
+    world.coordinator.stop(world.now_s, "enough")
+    assert len(roster(world)) == 4  # it is announced, and its step does not end
+    until_the_end(world)
+    assert ending(world).ok
+    assert not any(w.connected for w in (a, b, c))
+
+
+def test_a_stop_is_not_hurried_because_the_coordinator_itself_stood_still(make: Make) -> None:
+    world = make()
+    a, _ = training(world, 2)
+    world.beat()
+    world.coordinator.stop(world.now_s, "enough")
+    world.now_s += 600.0
+    world.coordinator.tick(world.now_s)
+    assert [g.planned for g in heard(a, Generation) if not g.roster] == [True]
+    world.settle(20)
+    assert ending(world).ok

@@ -1,0 +1,132 @@
+"""A coordinator that goes on where one before it stopped: who stays, who goes, who is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenstep.coordinate.member import Terms
+from evenstep.messages import Goodbye
+from evenstep.types import Lost
+from tests.coordinate.situations import (
+    Make,
+    ask,
+    ending,
+    events,
+    heard,
+    launched,
+    roster,
+    status,
+    training,
+)
+from tests.coordinate.world import World
+
+
+def restart(world: World, *ended: str) -> None:
+    """Another coordinator adopts the processes that still run."""
+    for name in ended:
+        world.workers[name].launched = False
+    world.restart(ended)
+    for worker in world.workers.values():
+        if worker.launched:
+            world.coordinator.adopt(worker.id)
+
+
+def all_back(world: World) -> None:
+    """Whoever trained looks for the coordinator, and finds it."""
+    for worker in world.workers.values():
+        if worker.launched:
+            world.reconnect(worker)
+    world.settle(8)
+
+
+def test_one_who_was_asked_to_leave_is_asked_again(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    d = world.join()  # a change is under way, so that the leave has to wait
+    ask(world, "drain", worker=b.id)
+    assert b.id in roster(world)
+    world.restart()
+    for worker in (a, b, c, d):
+        world.reconnect(worker)
+    world.settle(20)
+    assert roster(world) == (a.id, c.id, d.id)
+    assert status(world)["state"] == "training"
+    assert not b.connected
+
+
+def test_spares_and_leavers_of_before_are_not_replaced(make: Make) -> None:
+    world = make(spares=1)
+    launched(world, 4)
+    ask(world, "scale", num_workers=3)
+    world.settle(8)
+    ask(world, "drain", worker="w2")  # announced, and it takes its last step with the others
+    restart(world)
+    world.coordinator.start(world.now_s, 4)
+    all_back(world)
+    for name in ("w2", "w3"):
+        world.end(world.workers[name], 75)
+    world.settle(8)
+    assert roster(world) == ("w0", "w1", "w1000")  # three were asked for
+    assert status(world)["restarts_left"] == Terms().restarts
+
+
+def test_as_many_are_started_as_were_last_asked_for(make: Make) -> None:
+    world = make()
+    launched(world, 2)
+    ask(world, "scale", num_workers=4)
+    world.settle(8)
+    restart(world, "w3")
+    world.coordinator.start(world.now_s, 2)
+    assert len(world.starting) == 1
+    all_back(world)
+    assert roster(world) == ("w0", "w1", "w2", "w1000")
+
+
+def test_those_from_elsewhere_count_as_workers_of_the_size_asked_for(make: Make) -> None:
+    world = make()
+    launched(world, 1)
+    world.join()
+    world.settle(8)
+    ask(world, "scale", num_workers=3)
+    world.settle(8)
+    restart(world)
+    world.coordinator.start(world.now_s, 1)
+    assert world.starting == []
+
+
+@pytest.mark.parametrize("num", [3, 6])
+def test_a_number_asked_for_anew_counts_for_more_than_the_last_one(make: Make, num: int) -> None:
+    world = make()
+    launched(world, 2)
+    ask(world, "scale", num_workers=4)
+    world.settle(8)
+    restart(world)
+    world.coordinator.start(world.now_s, num, True)
+    all_back(world)
+    world.settle(20)
+    assert len(roster(world)) == num
+    assert status(world)["state"] == "training"
+
+
+def test_a_stop_does_not_wait_for_those_who_are_away(make: Make) -> None:
+    world = make()
+    a, b = launched(world, 2)
+    restart(world)
+    world.reconnect(a)
+    assert status(world)["state"] == "waiting for workers to come back"
+    world.coordinator.stop(world.now_s, "enough")
+    assert world.stopped == [b.id]
+    world.settle(20)
+    assert ending(world).ok
+    assert [e.workers for e in events(world) if isinstance(e, Lost)] == [(b.id,)]
+    assert world.step > 0
+    assert [g.roster for g in world.announced[-2:]] == [(a.id,), ()]  # a step's end, a checkpoint
+
+
+def test_a_stop_while_all_are_away_is_the_end(make: Make) -> None:
+    world = make()
+    a, _ = training(world, 2)
+    world.restart()
+    world.coordinator.stop(world.now_s, "enough")
+    assert ending(world).ok
+    assert not heard(a, Goodbye)
