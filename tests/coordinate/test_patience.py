@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evenstep.coordinate.patience import SAVING_S
 from evenstep.messages import Generation, Goodbye, Stuck
 from evenstep.types import Left, Lost
 from tests.coordinate.situations import (
@@ -128,6 +129,18 @@ def test_one_that_met_the_others_after_all_begins_anew(make: Make) -> None:
         assert roster(world) == (a.id, b.id, c.id)
 
 
+def test_a_newcomer_is_not_blamed_for_those_who_have_not_come_to_it(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    c = world.join()
+    for _ in range(3):
+        assert roster(world) == (a.id, b.id, c.id)  # announced, and not passed on yet
+        complain(world, a, b)
+        assert roster(world) == (a.id, b.id)
+        world.enter()
+    assert c.connected
+
+
 def test_one_that_had_caught_up_when_it_was_put_off_still_comes(make: Make) -> None:
     world = make()
     a, b = training(world, 2)
@@ -147,7 +160,7 @@ def test_one_that_had_caught_up_when_it_was_put_off_still_comes(make: Make) -> N
 def until_the_end(world: World) -> float:
     """Until the run has ended; how long it took, on the run's own clock."""
     begun_s = world.now_s
-    while world.coordinator.ending is None and world.now_s < begun_s + 600.0:
+    while world.coordinator.ending is None and world.now_s < begun_s + 2 * SAVING_S:
         world.settle(1)
     return world.now_s - begun_s
 
@@ -165,6 +178,16 @@ def test_one_stuck_in_the_script_does_not_hold_a_stop_up(make: Make) -> None:
     limit_s = world.terms.silent_s + world.terms.patience_s
     assert 2 * limit_s < took_s < 2 * limit_s + 5
     assert not any(w.connected for w in (a, b, c))
+
+
+def test_a_leader_that_writes_the_last_checkpoint_gets_more_time(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    a.busy = True
+    world.coordinator.stop(world.now_s, "enough")
+    assert SAVING_S <= until_the_end(world) < SAVING_S + 5
+    assert heard(a, Goodbye)[0].why == "it does not leave"
+    assert not heard(b, Goodbye)
 
 
 def test_a_change_that_does_not_come_about_does_not_hold_a_stop_up(make: Make) -> None:

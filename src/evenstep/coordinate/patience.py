@@ -13,6 +13,7 @@ from evenstep.ports import Launcher
 from evenstep.types import WorkerId
 
 MEETINGS = 3  # of a roster that cannot take a step, or with a newcomer, before someone goes
+SAVING_S = 600.0  # for whoever writes the last checkpoint
 OWN_LAG_S = 2.0  # after which it was us who did not listen
 
 
@@ -61,18 +62,19 @@ class Patience(Operators):
         waited_s = now_s - self._stopping_s
         if waited_s > limit_s and not self._parting:
             self._part(now_s)  # whatever change is under way: it does not come about
-        elif waited_s > 2 * limit_s:
-            staying = [m.id for m in self._members.values() if m.trains]
-            self._evict(now_s, dict.fromkeys(staying, "it does not leave"))
         elif waited_s > limit_s:
             self._hurry()
+            saver = self._coming.saves if self._coming and waited_s < SAVING_S else ""
+            stays = [m.id for m in self._members.values() if m.trains and m.id != saver]
+            if waited_s > 2 * limit_s:
+                self._evict(now_s, dict.fromkeys(stays, "it does not leave"))
 
     def _resolve(self, now_s: float, generation: Generation) -> None:
         """All wait for each other: they meet anew. If that does not help, with one less.
 
         The others get on without a newcomer, so how often it was in the way is counted for itself.
         """
-        newcomers = self._newcomers()
+        newcomers = self._newcomers() if generation is self._coming else []
         for member in newcomers:
             member.num_unmet += 1
         apart = [m.id for m in newcomers if m.num_unmet >= MEETINGS]
