@@ -32,11 +32,11 @@ MADE_BY = "python -m bench.scaling"
 BATCH = 2400  # half a second of one worker: much shorter steps are not slowed as a quota asks for
 SAMPLES = 24_000  # of an epoch
 MOST = 12
-JOB = 12_000_000  # samples of the job that the search is for: about twenty minutes at its best
+JOB = 24_000_000  # samples of the job that the search is for: about twenty minutes at its best
 EPOCHS = -(-JOB // SAMPLES)
 PRICE = 1.0  # of a worker-hour
-MEASURED_S = 8.0
-SETTINGS = ("scaling.period_steps=10", "scaling.step_workers=1", "scaling.settle_steps=40")
+MEASURED_S = 12.0
+SETTINGS = ("scaling.period_steps=20", "scaling.step_workers=1", "scaling.settle_steps=40")
 
 
 TRAINING = ["--model", "cnn", "--batch", str(BATCH), "--epochs", str(EPOCHS)]
