@@ -36,7 +36,12 @@ JOB = 24_000_000  # samples of the job that the search is for: about twenty minu
 EPOCHS = -(-JOB // SAMPLES)
 PRICE = 1.0  # of a worker-hour
 MEASURED_S = 12.0
-SETTINGS = ("scaling.period_steps=20", "scaling.step_workers=1", "scaling.settle_steps=40")
+STEP = 2  # workers at once: what one more brings at six is less than this machine varies by
+SETTINGS = (
+    "scaling.period_steps=20",
+    f"scaling.step_workers={STEP}",
+    "scaling.settle_steps=40",
+)
 
 
 TRAINING = ["--model", "cnn", "--batch", str(BATCH), "--epochs", str(EPOCHS)]
@@ -174,9 +179,9 @@ def read_search(journal: Path) -> Searched | None:
 
 
 def best_by_efficiency(rates: dict[int, float], heuristic: Efficiency) -> int:
-    """The size after which a worker more is not worth it, by the rates of all sizes."""
+    """The size after which a step more is not worth it, by the rates of all sizes."""
     sizes = [record(n, r) for n, r in sorted(rates.items())]
-    for smaller, larger in pairwise(sizes):
+    for smaller, larger in zip(sizes, sizes[STEP:], strict=False):
         if efficiency(smaller, larger) <= heuristic.threshold:
             return smaller.num_workers
     return sizes[-1].num_workers

@@ -9,7 +9,8 @@ from pathlib import Path
 from tests.faults.conftest import Alone
 from tests.faults.running import Running, same
 
-LONG = ["--epochs", "30", "--pause", "0.01", "--sum"]
+LONG = ["--epochs", "30", "--pause", "0.01", "--sum"]  # enough for a worker to start meanwhile
+SHORT = ["--epochs", "15", "--pause", "0.01", "--sum"]
 
 
 def test_a_worker_is_lost_while_another_joins(tmp_path: Path, alone: Alone) -> None:
@@ -26,24 +27,24 @@ def test_a_worker_is_lost_while_another_joins(tmp_path: Path, alone: Alone) -> N
 
 
 def test_a_stopped_worker_is_evicted_and_the_others_go_on(tmp_path: Path, alone: Alone) -> None:
-    with Running(tmp_path, args=LONG, options=["--restarts", "0"]) as run:
+    with Running(tmp_path, args=SHORT, options=["--restarts", "0"]) as run:
         status = run.until_training(5)
         victim = next(w["worker"] for w in status["workers"] if w["rank"] == 2)
         run.signal(victim, signal.SIGSTOP)
         run.until_training(4, after=status["generation"])
         assert run.finish() == 0
         assert len(run.results()) == 4
-        assert all(same(result, alone(*LONG)) for result in run.results().values())
+        assert all(same(result, alone(*SHORT)) for result in run.results().values())
 
 
 def test_sigterm_is_a_notice_and_the_worker_leaves_in_order(tmp_path: Path, alone: Alone) -> None:
-    with Running(tmp_path, workers="3", args=LONG, options=["--restarts", "0"]) as run:
+    with Running(tmp_path, workers="3", args=SHORT, options=["--restarts", "0"]) as run:
         status = run.until_training(3)
         run.signal("w1", signal.SIGTERM)
         run.until_training(2, after=status["generation"])
         assert run.finish() == 0
         assert "void" not in run.said()
-        assert all(same(result, alone(*LONG)) for result in run.results().values())
+        assert all(same(result, alone(*SHORT)) for result in run.results().values())
 
 
 def test_too_few_workers_wait_and_go_on_when_more_come(tmp_path: Path, alone: Alone) -> None:
@@ -58,41 +59,41 @@ def test_too_few_workers_wait_and_go_on_when_more_come(tmp_path: Path, alone: Al
 
 
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, alone: Alone) -> None:
-    with Running(tmp_path, workers="3", args=LONG) as run:
+    with Running(tmp_path, workers="3", args=SHORT) as run:
         run.until_step(20)
         run.process.send_signal(signal.SIGINT)
         assert run.finish() == 0
-    with Running(tmp_path, workers="2", args=LONG) as run:
+    with Running(tmp_path, workers="2", args=SHORT) as run:
         assert run.finish() == 0
         assert "going on from" in run.said()
-        assert all(same(result, alone(*LONG)) for result in run.results().values())
+        assert all(same(result, alone(*SHORT)) for result in run.results().values())
 
 
 def test_a_paused_run_that_is_stopped_leaves_a_checkpoint(tmp_path: Path, alone: Alone) -> None:
     options = ["--min", "3", "--restarts", "0"]
-    with Running(tmp_path, workers="3", args=LONG, options=options) as run:
+    with Running(tmp_path, workers="3", args=SHORT, options=options) as run:
         run.until_step(20)
         run.signal("w0")  # the leader, who would have written it
         step = run.until(lambda s: s["state"] == "paused")["step"]
         run.process.send_signal(signal.SIGINT)
         assert run.finish() == 0
-    with Running(tmp_path, workers="3", args=LONG) as run:
+    with Running(tmp_path, workers="3", args=SHORT) as run:
         assert run.finish() == 0
         begun = re.search(r"going on from step-(\d+)", run.said())
         assert begun is not None
         assert int(begun[1]) >= step
-        assert all(same(result, alone(*LONG)) for result in run.results().values())
+        assert all(same(result, alone(*SHORT)) for result in run.results().values())
 
 
 def test_without_its_coordinator_a_run_finishes_its_epochs(tmp_path: Path, alone: Alone) -> None:
-    with Running(tmp_path, args=LONG) as run:
+    with Running(tmp_path, args=SHORT) as run:
         run.until_step(20)
         pids = run.pids()
         run.process.kill()
         for worker in pids:
             run.until_gone(pids[worker])
         assert len(run.results()) == 5
-        assert all(same(result, alone(*LONG)) for result in run.results().values())
+        assert all(same(result, alone(*SHORT)) for result in run.results().values())
 
 
 def test_a_restarted_coordinator_takes_the_workers_over(tmp_path: Path, alone: Alone) -> None:

@@ -46,7 +46,7 @@ def test_survivors_end_where_one_process_ends(
 def test_who_joins_later_takes_no_part_in_sums_that_the_others_took_before(
     tmp_path: Path, alone: Alone
 ) -> None:
-    args = ["--loop", "sums", "--epochs", "150"]
+    args = ["--loop", "sums", "--epochs", "100"]
     with Running(tmp_path, workers="3", args=args, script=LOOPS) as run:
         status = run.until_training(3)
         run.signal("w1")  # its substitute sums up before its first batch

@@ -124,7 +124,7 @@ def test_adascale_follows_the_noise_of_the_gradients(tmp_path: Path) -> None:
 def test_a_straggler_is_replaced_and_leaves_when_its_substitute_is_there(
     tmp_path: Path, alone: Alone
 ) -> None:
-    args = ["--epochs", "60"]
+    args = ["--epochs", "35"]
     slow = ["--slow", "w1", "--slow-from", "20", "--per-sample", "0.004"]
     options = sets("straggler.replace=true", "straggler.warmup_steps=5", "policy=uniform")
     with Running(tmp_path, workers="3", options=options, args=[*args, *slow]) as run:
@@ -143,7 +143,7 @@ def test_a_straggler_is_replaced_and_leaves_when_its_substitute_is_there(
 def test_a_substitute_that_is_no_better_ends_the_attempt(tmp_path: Path) -> None:
     slow = ["--slow", "w1,w3", "--slow-from", "20", "--per-sample", "0.004"]
     options = sets("straggler.replace=true", "straggler.warmup_steps=5", "policy=uniform")
-    with Running(tmp_path, workers="3", options=options, args=["--epochs", "40", *slow]) as run:
+    with Running(tmp_path, workers="3", options=options, args=["--epochs", "30", *slow]) as run:
         assert run.finish() == 0
         taken = actions(run)
         assert sizes(taken) == [3, 4, 3]
@@ -161,7 +161,7 @@ def test_when_all_become_slow_nobody_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_a_spare_comes_back_without_starting_up(tmp_path: Path, alone: Alone) -> None:
-    args = ["--epochs", "100", "--pause", "0.01"]
+    args = ["--epochs", "70", "--pause", "0.01"]
     options = ["--spares", "1"]
     with Running(tmp_path, workers="2:3", options=options, args=args) as run:
         run.until_training(2)
