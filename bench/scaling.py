@@ -35,7 +35,9 @@ MOST = 12
 JOB = 24_000_000  # samples of the job that the search is for: about twenty minutes at its best
 EPOCHS = -(-JOB // SAMPLES)
 PRICE = 1.0  # of a worker-hour
-MEASURED_S = 12.0
+MEASURED_S = 4.0
+WARM_S = 1.0
+SWEEPS = 4  # over all sizes, up and down again: this machine's own speed drifts by the minute
 STEP = 2  # workers at once: what one more brings at six is less than this machine varies by
 SETTINGS = (
     "scaling.period_steps=20",
@@ -65,25 +67,27 @@ def until(job: Job, holds: Callable[[list[Commit]], bool], bound_s: float = BOUN
         time.sleep(0.2)
 
 
-def rate(job: Job, num_workers: int) -> float:
+def rate(job: Job, num_workers: int, over_s: float = MEASURED_S) -> float:
     """Samples a second over the next few seconds, once so many workers train and are warm."""
     until(job, lambda found: sum(c.world == num_workers for c in found[-40:]) > 5)
-    begun_s = time.monotonic() + 2.0
-    time.sleep(2.0 + MEASURED_S)
+    begun_s = time.monotonic() + WARM_S
+    time.sleep(WARM_S + over_s)
     ends = sorted({c.step: c.at_s for c in reversed(job.commits()) if c.at_s > begun_s}.values())
     return BATCH * (len(ends) - 1) / (ends[-1] - ends[0])
 
 
 def static_sizes() -> dict[int, float]:
-    """Samples a second at every size, up and down again in one run: the mean of the two."""
+    """Samples a second at every size, several times in one run: the medians."""
     found: dict[int, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder, job(folder, 1, ("--spares", str(MOST))) as run:
-        for size in (*range(1, MOST + 1), *range(MOST - 1, 0, -1)):
-            if size != run.world:
-                run.scale(size)
-            found.setdefault(size, []).append(rate(run, size))
-            print(f"  {size} workers: {found[size][-1]:.0f} samples/s", flush=True)
-    return {size: fmean(rates) for size, rates in found.items()}
+        for sweep in range(SWEEPS):
+            for size in range(1, MOST + 1) if sweep % 2 == 0 else range(MOST, 0, -1):
+                if size != run.world:
+                    run.scale(size)
+                found.setdefault(size, []).append(rate(run, size))
+    for size, rates in sorted(found.items()):
+        print(f"  {size} workers:", *(f"{r:.0f}" for r in rates), "samples/s", flush=True)
+    return {size: median(rates) for size, rates in sorted(found.items())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +141,7 @@ def idle(commits: Sequence[Commit], sizes: Sequence[int]) -> tuple[float, ...]:
         last_s = max(c.at_s for c in left[:first] if c.world == size)
         gap_s = left[first].at_s - last_s
         left = left[first:]
-        others = (i for i, c in enumerate(left) if c.world != following)
-        found.append(max(0.0, gap_s - usual(left[: next(others, None)])))
+        found.append(max(0.0, gap_s - usual([c for c in commits if c.world == following])))
     return tuple(found)
 
 
@@ -294,7 +297,7 @@ def with_straggler(factor: float, policy: str, *, replaces: bool) -> float:
     with tempfile.TemporaryDirectory() as folder, job(folder, 4, options, *slow) as run:
         until(run, lambda found: max((c.step for c in found), default=0) > 30)
         time.sleep(30.0)
-        return rate(run, 4)
+        return rate(run, 4, over_s=12.0)
 
 
 SECTIONS = {"sizes": sizes, "stragglers": stragglers}

@@ -158,7 +158,7 @@ def usual(commits: Sequence[Commit]) -> float:
     for commit in commits:
         by_pid.setdefault(commit.pid, []).append(commit.at_s)
     longest = max(by_pid.values(), key=len)
-    return median(b - a for a, b in pairwise(longest))
+    return median([b - a for a, b in pairwise(longest)] or [0.0])
 
 
 def settled(job: Job, model: str, since_s: float) -> float:
