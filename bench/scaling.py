@@ -46,14 +46,16 @@ SETTINGS = (
 )
 
 
-TRAINING = ["--model", "cnn", "--batch", str(BATCH), "--epochs", str(EPOCHS)]
-TRAINING += ["--samples", str(SAMPLES)]
-QUOTA = ["--cores", "0.25", "--pause", "0"]
+TRAINING = ["--model", "cnn", "--epochs", str(EPOCHS), "--samples", str(SAMPLES), "--pause", "0"]
+QUOTA = ["--batch", str(BATCH), "--cores", "0.25"]
+DEVICE = ["--batch", "480", "--per-sample", "0.001"]
 
 
-def job(folder: str, num_workers: int, options: Sequence[str] = (), *more: str) -> Evenstep:
-    """A run of such workers."""
-    made = Evenstep(Path(folder), [*TRAINING, *QUOTA, *more], num_workers)
+def job(
+    folder: str, num_workers: int, options: Sequence[str] = (), of: Sequence[str] = QUOTA
+) -> Evenstep:
+    """A run of such workers, or of others."""
+    made = Evenstep(Path(folder), [*TRAINING, *of], num_workers)
     made.options, made.most = options, MOST
     return made
 
@@ -67,13 +69,13 @@ def until(job: Job, holds: Callable[[list[Commit]], bool], bound_s: float = BOUN
         time.sleep(0.2)
 
 
-def rate(job: Job, num_workers: int, over_s: float = MEASURED_S) -> float:
-    """Samples a second over the next few seconds, once so many workers train and are warm."""
+def steps_per_s(job: Job, num_workers: int, over_s: float) -> float:
+    """Over the next few seconds, once so many workers train and are warm."""
     until(job, lambda found: sum(c.world == num_workers for c in found[-40:]) > 5)
     begun_s = time.monotonic() + WARM_S
     time.sleep(WARM_S + over_s)
     ends = sorted({c.step: c.at_s for c in reversed(job.commits()) if c.at_s > begun_s}.values())
-    return BATCH * (len(ends) - 1) / (ends[-1] - ends[0])
+    return (len(ends) - 1) / (ends[-1] - ends[0])
 
 
 def static_sizes() -> dict[int, float]:
@@ -84,7 +86,7 @@ def static_sizes() -> dict[int, float]:
             for size in range(1, MOST + 1) if sweep % 2 == 0 else range(MOST, 0, -1):
                 if size != run.world:
                     run.scale(size)
-                found.setdefault(size, []).append(rate(run, size))
+                found.setdefault(size, []).append(BATCH * steps_per_s(run, size, MEASURED_S))
     for size, rates in sorted(found.items()):
         print(f"  {size} workers:", *(f"{r:.0f}" for r in rates), "samples/s", flush=True)
     return {size: median(rates) for size, rates in sorted(found.items())}
@@ -281,7 +283,7 @@ def stragglers() -> None:
         for policy in ("uniform", "auto"):
             for replaces in (False, True):
                 rates.append(with_straggler(factor, policy, replaces=replaces))
-                print(f"  {factor} {policy} {replaces}: {rates[-1]:.0f}", flush=True)
+                print(f"  {factor} {policy} {replaces}: {rates[-1]:.2f} steps/s", flush=True)
         rows.append([f"{factor:g}", *(f"{r / rates[0]:.2f}x" for r in rates)])
     header = ["its speed", "neither", "replaced", "balanced", "balanced, replaced"]
     table = markdown(header, rows)
@@ -290,14 +292,15 @@ def stragglers() -> None:
 
 
 def with_straggler(factor: float, policy: str, *, replaces: bool) -> float:
-    """Samples a second, half a minute after one of four workers was slowed down for good."""
+    """Steps a second, a while after one of four devices has become slower for good."""
     told = [f"policy={policy}", f"straggler.replace={str(replaces).lower()}"]
     options = [f"--set={setting}" for setting in (*told, "straggler.warmup_steps=10")]
-    slow = ("--slow", "w2", "--factor", str(factor), "--from-step", "30")
-    with tempfile.TemporaryDirectory() as folder, job(folder, 4, options, *slow) as run:
+    slow = ["--slow", "w2", "--factor", str(factor), "--from-step", "30"]
+    of = [*DEVICE, *slow]
+    with tempfile.TemporaryDirectory() as folder, job(folder, 4, options, of) as run:
         until(run, lambda found: max((c.step for c in found), default=0) > 30)
-        time.sleep(30.0)
-        return rate(run, 4, over_s=12.0)
+        time.sleep(25.0)  # for a substitute to be found worth it, started, and taken in
+        return steps_per_s(run, 4, 8.0)
 
 
 SECTIONS = {"sizes": sizes, "stragglers": stragglers}

@@ -10,11 +10,11 @@ from evenstep.emulate import Quota
 
 
 @contextmanager
-def held(cores: float) -> Iterator[Quota | None]:
+def held(cores: float) -> Iterator[None]:
     """With a quota for this process, if there is to be one: starting up is nobody's figure here."""
     if not cores:
-        yield None
+        yield
         return
     with Quota(cores) as quota:
         quota.add(os.getpid())
-        yield quota
+        yield

@@ -11,6 +11,7 @@ from torch import nn
 import evenstep
 from bench.rivals.common import Told, arguments, network, optimizer_of, samples
 from bench.rivals.quota import held
+from evenstep.emulate import DeviceCurve
 
 
 def main() -> None:
@@ -22,15 +23,16 @@ def main() -> None:
     with evenstep.join() as session:
         model, optimizer = session.prepare(model, optimizer_of(model))
         loader = session.loader(samples(args.model, args.samples), batch=args.batch)
-        slow = args.slow == os.environ["EVENSTEP_WORKER"]
-        with held(args.cores) as quota:
+        device = DeviceCurve(per_sample_s=args.per_sample)
+        is_slow = args.slow == os.environ["EVENSTEP_WORKER"]
+        with held(args.cores):
             for _ in session.epochs(args.epochs):
                 for x, y in loader:
-                    if slow and quota is not None and session.step >= args.from_step:
-                        quota.set(args.cores * args.factor)
+                    begun_s, slow = time.monotonic(), is_slow and session.step >= args.from_step
                     optimizer.zero_grad()
                     loss = nn.functional.cross_entropy(model(x), y)
                     time.sleep(args.pause)
+                    device.slowed(1 / args.factor if slow else 1.0).run(session.counted, begun_s)
                     loss.backward()
                     optimizer.step()
                     if not session.void:
