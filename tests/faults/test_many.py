@@ -55,7 +55,7 @@ def test_memory_and_open_files_stay_flat_over_many_generations(tmp_path: Path) -
             used.append([(p.num_fds(), p.memory_info().rss) for p in watched])
         warm, last = least(used[GENERATIONS // 4 :][:SOME]), least(used[-SOME:])
         for (files, memory), (files_then, memory_then) in zip(warm, last, strict=True):
-            assert files_then <= files + 4
+            assert files_then <= files + 16  # one group at most that is not gone yet
             assert memory_then <= memory * 1.1 + 8e6
 
 

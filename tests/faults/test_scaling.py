@@ -125,7 +125,7 @@ def test_a_straggler_is_replaced_and_leaves_when_its_substitute_is_there(
     tmp_path: Path, alone: Alone
 ) -> None:
     args = ["--epochs", "35"]
-    slow = ["--slow", "w1", "--slow-from", "20", "--per-sample", "0.004"]
+    slow = ["--slow", "w1", "--slow-from", "20", "--per-sample", "0.003"]
     options = sets("straggler.replace=true", "straggler.warmup_steps=5", "policy=uniform")
     with Running(tmp_path, workers="3", options=options, args=[*args, *slow]) as run:
         assert run.finish() == 0
@@ -141,9 +141,10 @@ def test_a_straggler_is_replaced_and_leaves_when_its_substitute_is_there(
 
 @pytest.mark.timeout(180)
 def test_a_substitute_that_is_no_better_ends_the_attempt(tmp_path: Path) -> None:
-    slow = ["--slow", "w1,w3", "--slow-from", "20", "--per-sample", "0.004"]
-    options = sets("straggler.replace=true", "straggler.warmup_steps=5", "policy=uniform")
-    with Running(tmp_path, workers="3", options=options, args=["--epochs", "30", *slow]) as run:
+    slow = ["--slow", "w1,w3", "--slow-from", "20", "--per-sample", "0.003"]
+    given = ("straggler.replace=true", "straggler.warmup_steps=5", "straggler.cooldown_steps=9999")
+    options = sets(*given, "policy=uniform")
+    with Running(tmp_path, workers="3", options=options, args=["--epochs", "25", *slow]) as run:
         assert run.finish() == 0
         taken = actions(run)
         assert sizes(taken) == [3, 4, 3]
