@@ -178,7 +178,8 @@ def read_search(journal: Path) -> Searched | None:
         search_s=last_s - begun_s,
         samples=samples,
         worker_s=worker_s,
-        path=tuple((size, num_steps) for size, num_steps in path),
+        # One that the next joiner ended at once has no step of its own.
+        path=tuple((size, num_steps) for size, num_steps in path if num_steps),
         reasons=tuple(reasons),
     )
 
