@@ -1,10 +1,10 @@
 """The search for the size of the cluster, live; and a worker that is slow, in four ways.
 
-    python -m bench.scaling         # all of it: about 20 minutes
+    python -m bench.scaling         # all of it: about 25 minutes
     python -m bench.scaling sizes   # some of: sizes stragglers
 
 Workers of a quarter of a core each on this machine's two cores: eight of them fill it, and more
-bring nothing. The tables go to docs/bench.md.
+bring nothing. The slow one is among emulated devices. The tables go to docs/bench.md.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ SETTINGS = (
     f"scaling.step_workers={STEP}",
     "scaling.settle_steps=40",
 )
-
-
 TRAINING = ["--model", "cnn", "--epochs", str(EPOCHS), "--samples", str(SAMPLES), "--pause", "0"]
 QUOTA = ["--batch", str(BATCH), "--cores", "0.25"]
 DEVICE = ["--batch", "480", "--per-sample", "0.001"]
@@ -135,7 +133,7 @@ def _trained(since_s: float, num_steps: int, commits: Sequence[Commit]) -> bool:
 
 
 def idle(commits: Sequence[Commit], sizes: Sequence[int]) -> tuple[float, ...]:
-    """Seconds between steps of one size and of the next, beyond a usual step of the larger."""
+    """Seconds between steps of one size and of the next, beyond a usual step of the next."""
     left = list(commits)
     found = []
     for size, following in pairwise(sizes):

@@ -1,6 +1,6 @@
 """Uneven training measured: against plain DDP, against the best possible split, and the limit.
 
-    python -m bench.uneven                      # all of it: about 20 minutes
+    python -m bench.uneven                      # all of it: about an hour, half of it the quotas
     python -m bench.uneven devices quotas       # some of: devices quotas changes target equal
 
 Every ratio is of runs that took turns on one machine. The tables go to docs/bench.md.

@@ -64,9 +64,9 @@ class Patience(Operators):
             self._part(now_s)  # whatever change is under way: it does not come about
         elif waited_s > limit_s:
             self._hurry()
-            saver = self._coming.saves if self._coming and waited_s < SAVING_S else ""
-            stays = [m.id for m in self._members.values() if m.trains and m.id != saver]
             if waited_s > 2 * limit_s:
+                saver = self._coming.saves if self._coming and waited_s < SAVING_S else ""
+                stays = [m.id for m in self._members.values() if m.trains and m.id != saver]
                 self._evict(now_s, dict.fromkeys(stays, "it does not leave"))
 
     def _resolve(self, now_s: float, generation: Generation) -> None:

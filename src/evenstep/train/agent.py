@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from evenstep.engine import Engine
 from evenstep.pace import Pace
 from evenstep.train.pulse import RankPlan, Report
-from evenstep.types import Joined, Pause, Plan, StepDone, StepReport, Worker
+from evenstep.types import Joined, Pause, Plan, StepDone, Worker
 
 
 class Agent:
@@ -41,18 +41,7 @@ class Agent:
         with self._lock:
             if not self._pace.wants(at_s, [r.compute_s for r in reports]):
                 return
-        rows = (
-            StepReport(
-                worker=worker,
-                samples=r.samples,
-                compute_s=r.compute_s,
-                wait_s=r.wait_s,
-                free_cpu=r.free_cpu,
-                free_memory=r.free_memory,
-                grad_squared_norm=r.grad_squared_norm,
-            )
-            for worker, r in zip(self._ids, reports, strict=True)
-        )
+        rows = (r.of(worker) for worker, r in zip(self._ids, reports, strict=True))
         generation = self._engine.cluster.generation
         done = StepDone(
             step=step,

@@ -226,7 +226,7 @@ class ElasticSession(Regrouping):
     # Beginning and leaving.
 
     def _meet(self, model: torch.nn.Module) -> None:
-        """Later, too."""
+        """Later: `enter` guards whatever was prepared and registered by then."""
 
     def _agree(self, loader: Loader) -> None:
         """Later: this worker is ready when its loop begins."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from evenstep.types import StepReport, WorkerId
+
 MOST_SAMPLES = 2**24
 REPORT = 7  # samples, compute_s, wait_s, free_cpu, free_memory, weight, grad_squared_norm
 
@@ -29,6 +31,18 @@ class Report:
     free_memory: float
     weight: float  # what this rank's mean counts for: samples, or tokens
     grad_squared_norm: float = 0.0  # of its own mean gradient; 0: not measured
+
+    def of(self, worker: WorkerId) -> StepReport:
+        """The report of a worker by name."""
+        return StepReport(
+            worker=worker,
+            samples=self.samples,
+            compute_s=self.compute_s,
+            wait_s=self.wait_s,
+            free_cpu=self.free_cpu,
+            free_memory=self.free_memory,
+            grad_squared_norm=self.grad_squared_norm,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

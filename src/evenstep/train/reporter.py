@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from evenstep.messages import Generation, Stepped
 from evenstep.pace import Pace, Tally
 from evenstep.train.pulse import Report
-from evenstep.types import StepReport, Steps
+from evenstep.types import Steps
 
 TELLING_S = 0.001  # what a message costs sender and receiver together
 
@@ -43,13 +43,7 @@ class Reporter:
             samples = sum(r.samples for r in reports)
             self._tally.add(by.number, Steps(num=1, seconds=seconds, samples=samples))
             return
-        rows = tuple(
-            StepReport(
-                *(worker, r.samples, r.compute_s, r.wait_s, r.free_cpu, r.free_memory),
-                grad_squared_norm=r.grad_squared_norm,
-            )
-            for worker, r in zip(by.roster, reports, strict=True)
-        )
+        rows = tuple(r.of(worker) for worker, r in zip(by.roster, reports, strict=True))
         self._tell(
             Stepped(
                 generation=by.number,
