@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint tables clean
+.PHONY: demo test lint packages tables clean
 .DEFAULT_GOAL := test
 
 .venv/ready: pyproject.toml constraints.txt
@@ -19,8 +19,12 @@ lint: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+test: lint packages
 	$(BIN)/pytest -n auto
+
+# What some tests need of Debian, if this machine lacks it and lets us.
+packages:
+	.ci/packages
 
 # Rewrites the tables in docs/ from the simulator.
 tables: .venv/ready

@@ -212,7 +212,11 @@ def record(num_workers: int, samples_per_s: float) -> Size:
     """A size as the search keeps it."""
     price = num_workers * PRICE / 3600
     return Size(
-        num_workers=num_workers, samples_per_s=samples_per_s, price_per_s=price, batch=BATCH
+        num_workers=num_workers,
+        samples=BATCH,
+        seconds=BATCH / samples_per_s,
+        price_per_s=price,
+        batch=BATCH,
     )
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -41,9 +41,10 @@ TORCHFT = "2026.10.26"
 SETTLED = {"cnn": 15, "large": 3}  # steps in one roster before the next change
 STATE_BYTES = 2 * 6 * (4096 + 1) * 4096 * 4  # of the large one: parameters and momentum
 SIZES = (3, 5)
+CHANGES = ("nothing", "join", "leave", "loss")
 
 Change = str
-"""join, leave or loss."""
+"""join, leave or loss; or nothing, for what the same measure makes of a run left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ WAYS = {
         Way(
             name="evenstep",
             kind=Evenstep,
-            changes=("leave", "join", "loss", "join"),
+            changes=("nothing", "leave", "join", "loss", "join"),
             rounds={"cnn": 4, "large": 3},
         ),
     ),
@@ -78,25 +79,30 @@ WAYS = {
         Way(
             name="checkpoint-restart",
             kind=Restart,
-            changes=("leave", "join", "loss", "join"),
+            changes=("nothing", "leave", "join", "loss", "join"),
             rounds=ONCE,
         ),
     ),
     "torchrun": (
-        Way(name="torchrun, one agent", kind=Torchrun, changes=("loss",), rounds=ONCE),
+        Way(name="torchrun, one agent", kind=Torchrun, changes=("nothing", "loss"), rounds=ONCE),
         Way(
             name="torchrun, an agent each",
             kind=TorchrunAgents,
-            changes=("leave", "join"),
+            changes=("nothing", "leave", "join"),
             rounds=ONCE,
         ),
     ),
     "torchft": (
-        Way(name="torchft", kind=Torchft, changes=("loss", "join", "leave", "join"), rounds=ONCE),
+        Way(
+            name="torchft",
+            kind=Torchft,
+            changes=("nothing", "loss", "join", "leave", "join"),
+            rounds=ONCE,
+        ),
         Way(
             name="torchft, heartbeat 1 s",
             kind=TorchftTuned,
-            changes=("loss", "join", "leave", "join"),
+            changes=("nothing", "loss", "join", "leave", "join"),
             rounds=ONCE,
         ),
     ),
@@ -125,11 +131,11 @@ def one(job: Job, model: str, change: Change, turn: int, since_s: float) -> tupl
     """Make one change and wait until training goes on as it should."""
     before = [c for c in job.commits() if c.at_s >= since_s]
     # At another point of a step each time: in the midst of compute, of reduction, at its end.
-    time.sleep((0.1 + 0.37 * turn) % 1.0 * usual(before))
+    time.sleep((0.1 + 0.37 * turn) % 1.0 * usual(steps_of(before)))
     asked_s = time.monotonic()
     if change == "loss":
         job.lose((turn + 1) % job.world)
-    else:
+    elif change != "nothing":
         (job.join if change == "join" else job.leave)()
 
     def fresh(commit: Commit) -> bool:
@@ -137,28 +143,36 @@ def one(job: Job, model: str, change: Change, turn: int, since_s: float) -> tupl
             return False
         return job.after_loss(before, commit) if change == "loss" else commit.world == job.world
 
-    commits = wait(job, lambda found: any(map(fresh, found)), f"no step after a {change}")
-    first = next(filter(fresh, commits))
-    last_s = max(c.at_s for c in commits if c.at_s < first.at_s - 1e-3 and not fresh(c))
-    done = max(c.step for c in commits if c.at_s <= last_s)
+    steps = steps_of(wait(job, lambda c: any(map(fresh, steps_of(c))), f"no step after {change}"))
+    first = next(filter(fresh, steps))
+    last = max(c for c in steps if c.at_s < first.at_s)
     settled(job, model, first.at_s)
-    after = [c for c in job.commits() if c.at_s >= first.at_s]
+    steps = steps_of(job.commits())
     # A joiner's start-up slows this machine down, which is not what is asked; else all gaps count.
-    begun_s = last_s if change == "join" else asked_s
-    if change == "leave":
-        begun_s = max(c.at_s for c in commits if c.at_s <= asked_s)
-    ends_s = [begun_s, *(c.at_s for c in job.commits() if c.at_s > begun_s)]
-    idle_s = max(b - a for a, b in pairwise(ends_s)) - usual(after)
-    return Cost(max(0.0, idle_s), max(0, done + 1 - first.step)), first.at_s
+    begun_s = last.at_s if change == "join" else asked_s
+    if change in ("leave", "nothing"):
+        begun_s = max(c.at_s for c in steps if c.at_s <= asked_s)
+    ends_s = [begun_s, *(c.at_s for c in steps if c.at_s > begun_s)]
+    longest_s = max(b - a for a, b in pairwise(ends_s))
+    idle_s = longest_s - usual([c for c in steps if c.at_s >= first.at_s])
+    return Cost(max(0.0, idle_s), max(0, last.step + 1 - first.step)), first.at_s
 
 
-def usual(commits: Sequence[Commit]) -> float:
-    """The usual step of the process that took most of them."""
-    by_pid: dict[int, list[float]] = {}
-    for commit in commits:
-        by_pid.setdefault(commit.pid, []).append(commit.at_s)
-    longest = max(by_pid.values(), key=len)
-    return median([b - a for a, b in pairwise(longest)] or [0.0])
+def steps_of(commits: Iterable[Commit]) -> list[Commit]:
+    """The first commit of each step. One that is done again after a restart counts again."""
+    steps: list[Commit] = []
+    left = 0  # of the workers that have not committed the last of them yet
+    for commit in sorted(commits):
+        if not left or commit.step != steps[-1].step:
+            steps.append(commit)
+            left = commit.world
+        left -= 1
+    return steps
+
+
+def usual(steps: Sequence[Commit]) -> float:
+    """A step's usual time."""
+    return median([b.at_s - a.at_s for a, b in pairwise(steps)] or [0.0])
 
 
 def settled(job: Job, model: str, since_s: float) -> float:
@@ -218,9 +232,9 @@ def main() -> None:
                 for size in SIZES:
                     print(f"{way.name}, {model}, {size} workers")
                     costs = measure(way, model, size)
-                    row += [told(costs.get(change, [])) for change in ("join", "leave", "loss")]
+                    row += [told(costs.get(change, [])) for change in CHANGES]
                 rows.append(row)
-        header = ["idle seconds", *(f"{c}, {n}" for n in SIZES for c in ("join", "leave", "loss"))]
+        header = ["idle seconds", *(f"{c}, {n}" for n in SIZES for c in CHANGES)]
         table = markdown(header, rows)
         print(table)
         write("bench.md", f"transitions of {model}", table, made_by=MADE_BY)

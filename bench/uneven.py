@@ -126,6 +126,7 @@ def quotas() -> None:
         exposed = reduction_s(cluster)
         print(f"{cluster.name}: reduction {exposed * 1000:.1f} ms", flush=True)
         rows.append(Ways(cluster, partial(limit, cluster, exposed), 2 * WARM, ROUNDS).row())
+        print(" | ".join(rows[-1]), flush=True)
     _table("quotas", HEADER, rows)
 
 

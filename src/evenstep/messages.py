@@ -1,7 +1,8 @@
 """What workers, operators and the coordinator say to each other: one line of JSON each.
 
 The coordinator speaks first, with a nonce. Whoever connects answers with a proof that it knows the
-run's token, and only then is anything else read from it. The token itself is never sent.
+run's token, and only then is anything else read from it. With it goes a nonce of its own: the
+coordinator's answer proves that it knows the token, too. The token itself is never sent.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import msgspec
 from evenstep.types import StepReport, Steps, WorkerId
 from evenstep.wire import Codec
 
-PROTOCOL = 1
+PROTOCOL = 2
 GREETING_BYTES = 2**16
 """The longest line from someone who has not proved anything yet."""
+
+CLIENT, COORDINATOR = "client", "coordinator"
+"""Whose proof it is: what one side can be made to say is of no use in the other's place."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -39,6 +43,7 @@ class Hello(Message, frozen=True, kw_only=True):
 
     protocol: int = PROTOCOL
     proof: str
+    nonce: str = ""  # for the coordinator's proof
     worker: WorkerId = ""  # empty: give me a name
     generation: int = 0  # that it trains in; 0: it is new
     host: str = ""
@@ -50,6 +55,7 @@ class Ask(Message, frozen=True, kw_only=True):
 
     protocol: int = PROTOCOL
     proof: str
+    nonce: str = ""  # for the coordinator's proof
     what: str  # status, scale, drain, stop
     num_workers: int = 0  # for scale
     worker: WorkerId = ""  # for drain
@@ -60,12 +66,18 @@ class Answer(Message, frozen=True, kw_only=True):
 
     problem: str = ""
     told: dict[str, Any] = {}
+    proof: str = ""  # the coordinator's
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """The last line to someone who cannot take part."""
+    """The last line to someone who cannot take part.
+
+    Without a proof if it is the first and goes to someone who has proved nothing: a worker that is
+    in the run does not end because of it.
+    """
 
     why: str
+    proof: str = ""  # the coordinator's
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -77,6 +89,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     checkpoint_every_s: float = 0.0  # 0: none while training
     checkpoints_kept: int = 3
     resume: str = ""  # the checkpoint to begin from
+    proof: str = ""  # the coordinator's
 
 
 # From workers.
@@ -108,6 +121,7 @@ class Ready(Message, frozen=True, kw_only=True):
     model: str  # a digest of names, shapes and dtypes
     address: str  # of the store that this worker hosts, for generations it leads
     port: int
+    sees_folder: bool = False  # the run's: it can write checkpoints
 
 
 class Began(Message, frozen=True, kw_only=True):
@@ -126,6 +140,7 @@ class Stepped(Message, frozen=True, kw_only=True):
     reports: tuple[StepReport, ...]
     grad_squared_norm: float = 0.0  # of the whole step's gradient; 0: not measured
     quiet: Steps = Steps()  # the others
+    position: int = 0  # samples of the job that the run has walked through
 
 
 class Stuck(Message, frozen=True, kw_only=True):
@@ -142,6 +157,7 @@ class Alive(Message, frozen=True, kw_only=True):
     generation: int
     step: int
     waiting: bool  # on its peers
+    apart: bool = False  # from its sums on, until the next batch: the script's own time
 
 
 class Leaving(Message, frozen=True, kw_only=True):
@@ -181,7 +197,7 @@ class Generation(Message, frozen=True, kw_only=True):
     measures: bool = False  # squared norms of gradients are wanted
     planned: bool
     spares: tuple[WorkerId, ...] = ()
-    saves: WorkerId = ""  # who writes the last checkpoint, where the roster is empty
+    saves: WorkerId = ""  # who writes checkpoints; the last one, where the roster is empty
     address: str = ""  # of the leader's store
     port: int = 0
     reason: str
@@ -220,11 +236,11 @@ from_stranger: Codec[Hello | Ask] = Codec(Hello | Ask, max_bytes=GREETING_BYTES)
 to_client: Codec[ToClient] = Codec(ToClient)
 
 
-def proof(token: str, nonce: str) -> str:
+def proof(token: str, nonce: str, whose: str = CLIENT) -> str:
     """Shows that one knows the token, without telling it."""
-    return hmac.new(token.encode(), nonce.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(token.encode(), f"{whose} {nonce}".encode(), hashlib.sha256).hexdigest()
 
 
-def proves(told: str, token: str, nonce: str) -> bool:
+def proves(told: str, token: str, nonce: str, whose: str = CLIENT) -> bool:
     """Whether a proof is right, in time that does not depend on how wrong it is."""
-    return hmac.compare_digest(told.encode(), proof(token, nonce).encode())
+    return hmac.compare_digest(told.encode(), proof(token, nonce, whose).encode())

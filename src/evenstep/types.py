@@ -194,6 +194,7 @@ class StepDone(Event, frozen=True, kw_only=True):
     forecasts: tuple[float | None, ...] | None = None
     grad_squared_norm: float = 0.0  # of the reduced gradient; 0: not measured
     quiet: Steps = Steps()  # of this generation before it, with nothing to decide on: they count
+    position: int = 0  # samples of the job that the run has walked through; 0: not told
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < inf:

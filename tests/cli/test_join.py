@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import ssl
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from evenstep.cli.place import outward
+from evenstep.cli.place import locate, outward, question
 from evenstep.coordinate.ask import ask_from
+from evenstep.errors import ConfigError
 from evenstep.messages import Ask
-from tests.coordinate.hosted import hosted, make_certificate
+from tests.coordinate.hosted import hosted, make_certificate, speaking_tls
 
 BOUND_S = 60.0
 
@@ -42,9 +43,7 @@ def told(*args: str | Path) -> dict[str, Any]:
 
 def test_the_certificate_of_a_run_is_passed_on(tmp_path: Path, script: Path) -> None:
     cert, key = make_certificate(tmp_path, "known")
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(cert, key)
-    with hosted(tmp_path / "run", tls=tls) as run:
+    with hosted(tmp_path / "run", tls=speaking_tls(cert, key)) as run:
         run.host.folder.write_tls_ca(cert)
         env = told(tmp_path / "run", script)
     assert env["EVENSTEP_TLS_CA"] == str(tmp_path / "run" / "tls.pem")
@@ -75,3 +74,26 @@ def test_others_reach_a_worker_at_its_end_of_the_way_to_the_coordinator(
     host: str, mine: str, expected: str
 ) -> None:
     assert outward(host, mine) == expected
+
+
+def test_on_its_own_host_a_run_that_listens_everywhere_is_found_by_loopback(tmp_path: Path) -> None:
+    """The certificate tells: it is for 127.0.0.1 alone."""
+    cert, key = make_certificate(tmp_path, "known")
+    with hosted(tmp_path / "run", tls=speaking_tls(cert, key), at="0.0.0.0") as run:
+        run.host.folder.write_tls_ca(cert)
+        there = locate(str(tmp_path / "run"))
+        assert question(there, "status")["state"] == "starting"
+        assert outward(there.host, "127.0.0.1") == outward("0.0.0.0", "")  # and not loopback
+
+
+def test_from_another_host_a_run_is_dialled_where_others_reach_it(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    for elsewhere, host in (("192.0.2.7:4711", "192.0.2.7"), ("[2001:db8::7]:4711", "2001:db8::7")):
+        (tmp_path / "address").write_text(f"0.0.0.0:4711\n{elsewhere}\n")
+        there = locate(str(tmp_path))
+        assert (there.host, there.port) == (host, 4711)
+    (tmp_path / "address").write_text(f"0.0.0.0:4711\n{socket.gethostname()}:4711\n")
+    assert locate(str(tmp_path)).host == "0.0.0.0"
+    (tmp_path / "address").write_text("0.0.0.0:4711\nno-such-host.invalid:4711\n")
+    with pytest.raises(ConfigError, match=r"Give HOST:PORT instead .* and port 4711"):
+        locate(str(tmp_path))

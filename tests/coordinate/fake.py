@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import socket
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
 from evenstep.messages import (
+    COORDINATOR,
     Alive,
     Began,
     FromClient,
@@ -23,6 +25,7 @@ from evenstep.messages import (
     Welcome,
     from_client,
     proof,
+    proves,
     to_client,
 )
 from evenstep.types import StepReport
@@ -42,9 +45,12 @@ def ready(**changes: Any) -> Ready:
         "model": "a model",
         "address": "127.0.0.1",
         "port": 4000,
-        "settings": {"batch": {"min_share": 1}},
+        "sees_folder": True,
+        "settings": {},
     }
-    return Ready(**{**facts, **changes})
+    facts |= changes
+    batch = {"size": facts["batch"], "min_share": 1, **facts["settings"].get("batch", {})}
+    return Ready(**{**facts, "settings": {**facts["settings"], "batch": batch}})
 
 
 class Line:
@@ -116,9 +122,11 @@ class FakeWorker(Line):
     def _dial(self, worker: str, generation: int) -> None:
         host, _, port = self._where.rpartition(":")
         super().__init__(host, int(port))
+        nonce = secrets.token_hex(16)
         self.say(
             Hello(
                 proof=proof(self._token, self.greeting.nonce),
+                nonce=nonce,
                 worker=worker,
                 generation=generation,
                 host=socket.gethostname(),
@@ -126,6 +134,7 @@ class FakeWorker(Line):
             )
         )
         self.welcome = self.hear(Welcome)
+        assert proves(self.welcome.proof, self._token, nonce, COORDINATOR)
         self.id = self.welcome.worker
 
     def dial_again(self) -> None:

@@ -23,6 +23,7 @@ from evenstep.messages import Ask
 from tests.coordinate.fake import WAIT_S, FakeWorker
 
 T = TypeVar("T")
+NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
 
 
 class Hosted:
@@ -64,7 +65,11 @@ class Hosted:
 
 @contextmanager
 def hosted(
-    path: Path, terms: Terms | None = None, port: int = 0, tls: ssl.SSLContext | None = None
+    path: Path,
+    terms: Terms | None = None,
+    port: int = 0,
+    tls: ssl.SSLContext | None = None,
+    at: str = "127.0.0.1",
 ) -> Iterator[Hosted]:
     """A coordinator in a folder, new or to go on with, until the context is left."""
     begun: Future[Hosted] = Future()
@@ -74,7 +79,7 @@ def hosted(
         try:
             folder = RunFolder.open(path) if path.exists() else RunFolder.make(path)
             host = Host(folder, terms or Terms(run=str(path)), {})
-            address = await host.open("127.0.0.1", port, tls)
+            address = await host.open(at, port, tls)
         except BaseException as e:
             begun.set_exception(e)
             return
@@ -100,16 +105,32 @@ def hosted(
 
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """A certificate of this machine's own making, and its key."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    how = f"-x509 -days 2 -subj /CN=here -keyout {key} -out {cert}"
+    _openssl(f"req {NEW_KEY} {how} -addext subjectAltName=IP:127.0.0.1")
+    return cert, key
+
+
+def make_signed_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A certificate that an authority has signed, whose own is not in it, and its key."""
+    authority, its_key = make_certificate(folder, f"{name}-authority")
+    cert, key, request = (folder / f"{name}{end}" for end in (".pem", ".key", ".csr"))
+    (names := folder / f"{name}.names").write_text("subjectAltName=IP:127.0.0.1")
+    _openssl(f"req {NEW_KEY} -subj /CN=signed -keyout {key} -out {request}")
+    by = f"-CA {authority} -CAkey {its_key} -set_serial 1 -days 2 -extfile {names}"
+    _openssl(f"x509 -req -in {request} {by} -out {cert}")
+    return cert, key
+
+
+def speaking_tls(cert: Path, key: Path) -> ssl.SSLContext:
+    """What a coordinator with a certificate listens with."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return context
+
+
+def _openssl(args: str) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is not installed")
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    how = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=here"
-    name_of_host = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(
-        [openssl, *how.split(), *name_of_host, "-keyout", str(key), "-out", str(cert)],
-        check=True,
-        capture_output=True,
-        timeout=WAIT_S,
-    )
-    return cert, key
+    subprocess.run([openssl, *args.split()], check=True, capture_output=True, timeout=WAIT_S)

@@ -332,7 +332,7 @@ def test_more_workers_than_allowed_are_not_let_in(make: Make) -> None:
     training(world, 2)
     refused = world.coordinator.admit(world.now_s, Hello(proof=""))
     assert isinstance(refused, Refused)
-    assert "has 2 workers" in refused.why
+    assert "has room for 2 workers" in refused.why
     assert "1 to 2 workers" in ask(world, "scale", num_workers=3).problem
 
 

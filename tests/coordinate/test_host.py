@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from evenstep.coordinate.ask import NoAnswerError
+from evenstep.coordinate.dial import is_here
 from evenstep.coordinate.member import Terms
 from evenstep.coordinate.run import RunFolder
 from evenstep.errors import ConfigError
@@ -33,7 +35,7 @@ from evenstep.messages import (
 from evenstep.simulate.replay import replay
 from evenstep.types import Joined, Left, Lost, Regroup, StepDone
 from tests.coordinate.fake import FakeWorker, Line
-from tests.coordinate.hosted import Hosted, hosted
+from tests.coordinate.hosted import Hosted, hosted, make_certificate
 
 
 @pytest.fixture
@@ -176,6 +178,17 @@ def test_a_stop_is_a_planned_change_to_nobody(run: Hosted) -> None:
     a.close()
     b.close()
     assert run.ending().why == "stopped: an operator asked for it"
+
+
+def test_the_first_in_rank_who_sees_the_runs_folder_writes_checkpoints(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run, run.worker(sees_folder=False) as far:
+        assert far.enter().saves == ""
+        with run.worker() as near:
+            told = near.enter(2)
+            assert (told.roster[0], told.saves) == (far.id, near.id)
+            assert far.enter(2).saves == near.id
+            run.ask("stop")
+            assert near.hear(Generation).saves == near.id
 
 
 @pytest.mark.parametrize(
@@ -399,3 +412,67 @@ def test_the_newest_checkpoint_is_that_of_the_latest_step(tmp_path: Path) -> Non
             (folder / name).touch()
         with run.worker() as worker:
             assert worker.welcome.resume == str(folder / "step-10.pt")
+
+
+def test_a_folder_of_checkpoints_that_is_gone_does_not_end_the_run(
+    run: Hosted, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (a,) = together(run, 1)
+    folder = tmp_path / "run" / "checkpoints"
+    (folder / "step-9.pt").touch()
+    shutil.rmtree(folder)
+    assert [run.worker().welcome.resume for _ in range(2)] == ["", ""]
+    a.enter(2)
+    assert run.ask("status")["state"] == "training"
+    assert caplog.text.count(f"{folder} cannot be read: No such file or directory") == 1
+    folder.mkdir()
+    (folder / "step-12.pt").touch()
+    assert run.worker().welcome.resume == str(folder / "step-12.pt")
+
+
+def test_checkpoints_that_cannot_be_read_for_a_while_are_not_forgotten(
+    run: Hosted, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    (folder / "step-9.pt").touch()
+    with run.worker() as worker:
+        assert worker.welcome.resume == str(folder / "step-9.pt")
+    folder.rename(tmp_path / "away")
+    folder.touch()  # no folder: it is there, and cannot be listed
+    with run.worker() as worker:
+        assert worker.welcome.resume == str(folder / "step-9.pt")
+
+
+def test_a_run_whose_checkpoints_cannot_be_read_does_not_begin_anew(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run"):
+        pass
+    folder = tmp_path / "run" / "checkpoints"
+    folder.rename(tmp_path / "away")
+    folder.symlink_to(tmp_path / "away")
+    (tmp_path / "away").rename(tmp_path / "further")  # a link to nowhere, as of a lost mount
+    with pytest.raises(ConfigError, match=f"{folder}: cannot be read"):
+        RunFolder.open(tmp_path / "run")
+    folder.unlink()
+    RunFolder.open(tmp_path / "run").close()  # nobody holds it
+
+
+def test_of_a_file_with_certificate_and_key_the_folder_has_the_certificate(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path, "known")
+    (both := tmp_path / "both.pem").write_bytes(key.read_bytes() + cert.read_bytes())
+    folder = RunFolder.make(tmp_path / "run")
+    folder.write_tls_ca(both)
+    assert Path(folder.tls_ca()).read_bytes() == cert.read_bytes()
+    with pytest.raises(ConfigError, match="holds no certificate"):
+        folder.write_tls_ca(key)
+    folder.close()
+
+
+@pytest.mark.parametrize("at", ["0.0.0.0", "::"])
+def test_a_run_that_listens_everywhere_tells_where_others_reach_it(at: str, tmp_path: Path) -> None:
+    with hosted(tmp_path / "run", at=at) as run:
+        listens, elsewhere = (tmp_path / "run" / "address").read_text().split()
+        assert listens == run.address == run.host.folder.address()
+        host, _, port = elsewhere.rpartition(":")
+        assert int(port) == run.port
+        assert is_here(host.strip("[]"))
+        assert host != at

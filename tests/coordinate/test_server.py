@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,27 @@ from evenstep.coordinate import server
 from evenstep.coordinate.ask import NoAnswerError, ask
 from evenstep.errors import InvalidInputError
 from evenstep.messages import (
+    COORDINATOR,
     Answer,
     Ask,
     Generation,
+    Greeting,
     Hello,
     Refused,
     Stepped,
+    Welcome,
     proof,
+    proves,
+    to_client,
 )
 from tests.coordinate.fake import WAIT_S, FakeWorker, Line
-from tests.coordinate.hosted import Hosted, hosted, make_certificate
+from tests.coordinate.hosted import (
+    Hosted,
+    hosted,
+    make_certificate,
+    make_signed_certificate,
+    speaking_tls,
+)
 
 
 @pytest.fixture
@@ -62,8 +73,10 @@ def test_a_worker_is_greeted_welcomed_and_answered(run: Hosted) -> None:
 
 def test_a_wrong_token_is_refused(run: Hosted) -> None:
     with run.worker() as worker, dial(run) as line:
-        line.say(Hello(proof=proof("0" * 64, line.greeting.nonce)))
-        assert "token" in refusal(line)
+        line.say(Hello(proof=proof("0" * 64, line.greeting.nonce), nonce="n"))
+        refused = line.hear(Refused)
+        assert "token" in refused.why
+        assert refused.proof == ""  # or a stranger could have it made for somebody else's nonce
         with pytest.raises(EOFError):
             line.poll()
         assert run.host.server.refused == {"wrong token": 1}
@@ -77,10 +90,25 @@ def test_a_proof_is_good_for_one_connection_only(run: Hosted) -> None:
         assert "token" in refusal(second)
 
 
+def test_the_coordinator_proves_that_it_knows_the_token(run: Hosted) -> None:
+    with dial(run) as line:
+        line.say(Hello(proof=proof(run.token, line.greeting.nonce), nonce="n"))
+        assert line.hear(Welcome).proof == proof(run.token, "n", COORDINATOR)
+    with dial(run) as line:
+        proved = proof(run.token, line.greeting.nonce)
+        line.say(Hello(proof=proved, nonce="n", worker="w9", generation=9))
+        assert line.hear(Refused).proof == proof(run.token, "n", COORDINATOR)
+
+
+def test_what_a_client_can_be_made_to_prove_is_no_coordinators_proof() -> None:
+    for greeted in ("n", "coordinator n", "coordinatorn"):
+        assert not proves(proof("token", greeted), "token", "n", COORDINATOR)
+
+
 def test_another_protocol_is_refused_with_both_numbers(run: Hosted) -> None:
     with dial(run) as line:
         line.say(Hello(protocol=7, proof=proof(run.token, line.greeting.nonce)))
-        assert refusal(line) == "this run speaks protocol 1, you speak 7"
+        assert refusal(line) == "this run speaks protocol 2, you speak 7"
         assert run.host.server.refused == {"wrong protocol": 1}
 
 
@@ -186,6 +214,24 @@ def test_an_operator_with_the_wrong_token_is_told(run: Hosted) -> None:
         ask(run.name, run.port, "0" * 64, Ask(proof="", what="status"))
 
 
+@pytest.mark.parametrize("proved", ["", proof("another token", "n", COORDINATOR)])
+def test_an_operator_does_not_believe_who_has_no_proof(proved: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def pretend() -> None:
+            with listener.accept()[0] as there:
+                there.sendall(to_client.encode(Greeting(nonce="n")))
+                there.recv(2**16)
+                told = Answer(told={"state": "training"}, proof=proved)
+                there.sendall(to_client.encode(told))
+
+        pretending = pool.submit(pretend)
+        host, port = listener.getsockname()
+        with pytest.raises(NoAnswerError, match="does not know the run's token"):
+            ask(host, port, "0" * 64, Ask(proof="", what="status"))
+        pretending.result(WAIT_S)
+
+
 def test_an_operator_who_asks_for_nonsense_is_told(run: Hosted) -> None:
     with pytest.raises(NoAnswerError, match="known: status, scale, drain, stop"):
         run.ask("dance")
@@ -213,8 +259,7 @@ def test_with_tls_the_certificate_is_checked(
 ) -> None:
     monkeypatch.setattr(server, "PROOF_S", 0.5)  # who speaks plain text waits for so long
     cert, key = make_certificate(tmp_path, "known")
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(cert, key)
+    tls = speaking_tls(cert, key)
     status = Ask(proof="", what="status")
     with hosted(tmp_path / "run", tls=tls) as run:
         told = ask(run.name, run.port, run.token, status, tls_ca=str(cert))
@@ -225,3 +270,19 @@ def test_with_tls_the_certificate_is_checked(
         unknown = make_certificate(tmp_path, "unknown")[0]
         with pytest.raises(NoAnswerError, match="CERTIFICATE_VERIFY_FAILED"):
             ask(run.name, run.port, run.token, status, tls_ca=str(unknown))
+
+
+def test_a_coordinator_that_listens_everywhere_is_known_by_the_address_that_is_dialled(
+    tmp_path: Path,
+) -> None:
+    cert, key = make_certificate(tmp_path, "known")
+    with hosted(tmp_path / "run", tls=speaking_tls(cert, key), at="0.0.0.0") as run:
+        told = ask("0.0.0.0", run.port, run.token, Ask(proof="", what="status"), tls_ca=str(cert))
+        assert told["state"] == "starting"
+
+
+def test_a_certificate_that_somebody_signed_is_known_by_itself(tmp_path: Path) -> None:
+    cert, key = make_signed_certificate(tmp_path, "signed")
+    with hosted(tmp_path / "run", tls=speaking_tls(cert, key)) as run:
+        status = Ask(proof="", what="status")
+        assert ask(run.name, run.port, run.token, status, tls_ca=str(cert))["state"] == "starting"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evenstep.coordinate.member import Terms
-from evenstep.messages import Goodbye
+from evenstep.messages import Goodbye, Leaving
 from tests.coordinate.situations import (
     Make,
     ask,
@@ -72,6 +72,17 @@ def test_a_spare_takes_the_place_of_one_who_dies(make: Make) -> None:
     assert world.starting == []
 
 
+def test_a_spare_takes_the_place_of_the_last_one_who_leaves(make: Make) -> None:
+    world = make(spares=1)
+    launched(world, 2)
+    ask(world, "scale", num_workers=1)
+    world.settle(8)
+    world.say(world.workers["w0"], Leaving(why="SIGTERM"))
+    world.settle(8)
+    assert roster(world) == ("w1",)
+    assert states(world)["w1"] == "training"
+
+
 def test_a_spare_that_dies_is_missed_by_nobody(make: Make) -> None:
     world = make(spares=1)
     launched(world, 3)
@@ -99,7 +110,7 @@ def test_a_spare_comes_though_no_restarts_are_left(make: Make) -> None:
     world = make(spares=1, restarts=0, sets=("workers.min=2",))
     _, b, _ = with_a_spare(world)
     world.die(b)
-    assert status(world)["state"] == "paused"
+    assert status(world)["state"] != "training"
     world.settle(8)
     assert roster(world) == ("w0", "w2")
     assert status(world)["state"] == "training"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evenstep.coordinate.member import Member
-from evenstep.coordinate.watch import NEWCOMER_S, deadlocked, overdue
+from evenstep.coordinate.watch import APART_S, NEWCOMER_S, deadlocked, overdue
 
 NOW_S = 1000.0
 
@@ -52,6 +52,12 @@ def test_a_first_step_may_take_long() -> None:
     new = member("c", has_stepped=False)
     assert blamed(stuck("a", NEWCOMER_S - 1), new) == []
     assert blamed(stuck("a", NEWCOMER_S + 1), new) == ["c"]
+
+
+def test_what_a_script_does_between_two_steps_may_take_longer() -> None:
+    apart = member("c", apart=True)
+    assert blamed(stuck("a", APART_S - 1), apart) == []
+    assert blamed(stuck("a", APART_S + 1), apart) == ["c"]
 
 
 def test_two_who_compute_are_not_blamed() -> None:

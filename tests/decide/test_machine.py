@@ -242,7 +242,8 @@ def test_duplicate_workers_are_refused_and_leave_no_trace() -> None:
 def test_an_operator_s_size_is_reached_by_launching_or_draining() -> None:
     cluster = cluster_of("a", "b", "c", workers={"min": 1, "max": 5})
     more, actions = decide(cluster, SizeAsked(num_workers=9))
-    assert actions == (Launch(num_workers=2, reason="9 workers asked for"),)
+    why = "9 workers asked for; 1 to 5 are possible: 5"
+    assert actions == (Launch(num_workers=2, reason=why),)
     assert decide(more, SizeAsked(num_workers=5))[1] == ()  # they are on their way
     fewer, actions = decide(cluster, SizeAsked(num_workers=1))
     assert [a.worker for a in actions if isinstance(a, Drain)] == ["c", "b"]
@@ -275,7 +276,86 @@ def test_the_search_orders_workers_and_says_why() -> None:
     assert said == [Launch(num_workers=2, reason="only 2 workers seen; try 4")]
 
 
-def sizes_of_a_search(cluster: Cluster, num_steps: int) -> list[int]:
+SEARCH = {"heuristic": "efficiency", "step_workers": 2, "period_steps": 5, "settle_steps": 5}
+
+
+def test_the_search_orders_no_more_than_the_batch_can_be_shared_among() -> None:
+    cluster = cluster_of("a", "b", batch={"size": 9, "min_share": 2}, scaling=SEARCH)
+    while not cluster.launching:
+        cluster, actions = decide(cluster, step_done(cluster))
+    cluster, _ = decide(cluster, joined("c", "d"))  # four hold nine samples with two each
+    for _ in range(60):
+        cluster, actions = decide(cluster, step_done(cluster))
+        assert not any(isinstance(action, Launch | Pause) for action in actions)
+
+
+def test_the_search_sends_nobody_home_whom_the_batch_needs() -> None:
+    cluster = cluster_of(scaling=SEARCH, workers={"max": 4})
+    cluster, _ = decide(cluster, joined("a", "b", "c", "d", cap=32))  # three hold 96 samples
+    sizes = sizes_of_a_search(cluster, 60, cap=32)
+    assert (min(sizes), sizes[-1]) == (3, 3)
+    _, actions = decide(cluster, SizeAsked(num_workers=1))
+    (gone,) = actions
+    assert isinstance(gone, Drain)
+    assert gone.reason.startswith("1 workers asked for; 3 to 4 are possible: 3")
+
+
+def test_the_last_batch_of_an_epoch_counts_for_what_it_is() -> None:
+    cluster = cluster_of("a", scaling=SEARCH)
+    for samples in (96, 96, 48):  # the first of a roster is not counted
+        report = StepReport("a", samples, samples / 1000)
+        step = StepDone(
+            step=cluster.step + 1, generation=1, seconds=samples / 1000, reports=(report,)
+        )
+        cluster, _ = decide(cluster, step)
+    (known,) = cluster.search.sizes
+    assert known.samples_per_s == pytest.approx(1000)
+
+
+def test_what_nobody_was_told_of_is_in_the_position() -> None:
+    cluster = cluster_of("a", samples=10_000)
+    cluster, _ = decide(cluster, step_done(cluster))
+    assert cluster.samples == 96
+    cluster, _ = decide(
+        cluster, msgspec.structs.replace(step_done(cluster), step=50, position=4900)
+    )
+    assert cluster.samples == 4900
+
+
+def test_with_no_samples_left_the_size_stays() -> None:
+    scaling = {**SEARCH, "heuristic": {"name": "utility", "linear": "100,100"}}
+    cluster = cluster_of("a", "b", samples=96, scaling=scaling)
+    for _ in range(40):
+        cluster, actions = decide(cluster, step_done(cluster))
+        assert actions == ()
+
+
+def test_each_launch_that_fails_in_a_row_is_followed_by_a_longer_wait() -> None:
+    cluster = cluster_of("a", scaling=SEARCH)
+    waits: list[int] = []
+    while len(waits) < 3:
+        cluster, actions = decide(cluster, step_done(cluster))
+        if any(isinstance(action, Launch) for action in actions):
+            waits.append(cluster.step)
+            cluster, _ = decide(cluster, LaunchFailed(num_workers=2, cause="no quota"))
+    first, second = waits[1] - waits[0], waits[2] - waits[1]
+    assert second > 1.8 * first
+
+
+def test_a_worker_of_another_kind_replaces_no_straggler() -> None:
+    slow = {"replace": True, "warmup_steps": 3, "alpha": 1.0}
+    cluster = cluster_of(straggler=slow)
+    cluster, _ = decide(cluster, joined("a", "b", "c", kind="fast"))
+    while not cluster.launching:
+        cluster, actions = decide(cluster, step_done(cluster, {"a": 0.1, "b": 0.1, "c": 0.5}))
+    other, actions = decide(cluster, joined("d", kind="slow"))
+    assert [type(action) for action in actions] == [Regroup, Plan]
+    assert other.stragglers.leaving is None
+    _, actions = decide(cluster, joined("d", kind="fast"))
+    assert [a.worker for a in actions if isinstance(a, Drain)] == ["c"]
+
+
+def sizes_of_a_search(cluster: Cluster, num_steps: int, **facts: Any) -> list[int]:
     """How large the cluster was, step by step, where no size is faster than another."""
     sizes = []
     for step in range(num_steps):
@@ -284,7 +364,7 @@ def sizes_of_a_search(cluster: Cluster, num_steps: int) -> list[int]:
         for action in actions:
             if isinstance(action, Launch):
                 names = (f"{step}-{n}" for n in range(action.num_workers))
-                cluster, _ = decide(cluster, joined(*names))
+                cluster, _ = decide(cluster, joined(*names, **facts))
             if isinstance(action, Drain):
                 cluster, _ = decide(cluster, Left(workers=(action.worker,)))
     return sizes

@@ -16,7 +16,11 @@ from evenstep.strict import build
 
 def size(num_workers: int, samples_per_s: float, price_per_s: float) -> Size:
     return Size(
-        num_workers=num_workers, samples_per_s=samples_per_s, price_per_s=price_per_s, batch=64
+        num_workers=num_workers,
+        samples=64,
+        seconds=64 / samples_per_s,
+        price_per_s=price_per_s,
+        batch=64,
     )
 
 
@@ -171,7 +175,7 @@ def test_the_search_hands_the_utility_what_the_job_was_expected_to_take() -> Non
     spy: ScalingHeuristic = Spy()  # type: ignore[assignment]  # our search makes Size and Job
     memory, left = Search(), 100_000
     for num_workers in [4] * 11 + [8] * 11 + [4] * 11:
-        memory = observe(memory, num_workers, 64, 64 / (10.0 * num_workers), 1.0)
+        memory = observe(memory, size(num_workers, 10.0 * num_workers, 1.0))
         left -= 64
         memory, _, _ = look(memory, scaling, workers, spy, samples_left=left, waiting=False)
     elapsed_s = 11 * 64 / 40

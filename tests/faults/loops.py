@@ -96,10 +96,37 @@ def sums(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Module:
     return model
 
 
+def leaves(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Module:
+    """Each epoch is left after eight of its ten batches, and evaluated after."""
+    model = net()
+    plant(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    session.prepare(model, optimizer)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    for epoch in session.epochs(epochs):
+        for x, y in loader:
+            if session.step == 8 * (epoch + 1):
+                break
+            faults.at("forward")
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            faults.at("backward")
+            loss.backward()
+            faults.at("reduced")
+            optimizer.step()
+            faults.at("stepped")
+        faults.at("left")
+        num = sum(len(x) for x, _ in session.evaluation(Numbers(50), batch_size=7))
+        if not session.sum(num):
+            raise AssertionError("a sum after a loop is no part of the loop's last batch")
+    return model
+
+
 LOOPS: dict[str, Callable[[evenstep.Session, Faults, int], nn.Module]] = {
     "accumulate": accumulate,
     "turns": turns,
     "sums": sums,
+    "leaves": leaves,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,25 +26,34 @@ class Cluster:
     """A run whose coordinator is on the first host, with workers joined from others."""
 
     def __init__(self, folder: Path, hosts: Hosts) -> None:
-        self.hosts, self.run, self.out = hosts, folder / "run", folder / "out"
+        self.hosts, self.run, self.out = hosts, folder / "disk" / "run", folder / "out"
         self.out.mkdir()
+        self.run.parent.mkdir()
         self._path = folder / "log"
         self._log = self._path.open("w")
-        self._script = [str(SCRIPT), "--out", str(self.out), *ARGS]
+        self.args = ARGS
 
     def coordinate(self, *options: str) -> subprocess.Popen[Any]:
         """Start the run on the first host."""
         command = [str(EVENSTEP), "run", "--restarts", "0", "--run", str(self.run), *options]
         where = ["--host", self.hosts[0].address]
-        process = self._popen(self.hosts[0], [*command, *where, *self._script])
+        process = self._popen(self.hosts[0], [*command, *where, *self._script()])
         until(lambda: (self.run / "address").exists())
         return process
 
-    def join(self, i: int) -> subprocess.Popen[Any]:
-        """Start a worker on another host."""
+    def join(self, i: int, *, disk: bool = True) -> subprocess.Popen[Any]:
+        """Start a worker on another host; without the disk, it does not see the run's folder."""
         address = (self.run / "address").read_text().strip()
-        token = ["--token-file", str(self.run / "token")]
-        return self._popen(self.hosts[i], [str(EVENSTEP), "join", *token, address, *self._script])
+        token = self.out.with_name("token")
+        token.write_text((self.run / "token").read_text())
+        command = [str(EVENSTEP), "join", "--token-file", str(token), address, *self._script()]
+        if not disk:
+            hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"']
+            command = [*hide, str(self.run.parent), *command]
+        return self._popen(self.hosts[i], command)
+
+    def _script(self) -> list[str]:
+        return [str(SCRIPT), "--out", str(self.out), *self.args]
 
     def said(self) -> str:
         """All that anybody printed."""
@@ -122,3 +132,17 @@ def test_a_coordinator_without_workers_of_its_own_is_cut_off_past_the_lease(
     ends = [torch.load(path, weights_only=True) for path in cluster.out.glob("*.pt")]
     assert ends
     assert all(same(end, alone(*ARGS)) for end in ends)
+
+
+def test_whoever_sees_the_runs_folder_writes_its_checkpoints(cluster: Cluster) -> None:
+    """The leader is on a host that does not."""
+    cluster.args = ["--epochs", "100000", "--pause", "0.01"]
+    run = cluster.coordinate("--workers", "0")
+    far = cluster.join(1, disk=False)
+    until(lambda: "rank 0 of 1, after" in cluster.said())
+    near = cluster.join(2)
+    until(lambda: "rank 1 of 2, after" in cluster.said())
+    run.send_signal(signal.SIGINT)
+    assert [process.wait(BOUND_S) for process in (run, far, near)] == [0, 0, 0]
+    (kept,) = cluster.run.glob("checkpoints/*.pt")
+    assert int(kept.stem.removeprefix("step-")) > 0

@@ -1,4 +1,4 @@
-"""A worker lost within a loop that accumulates gradients, has several optimizers, or sums up."""
+"""A worker lost in a loop that accumulates, has several optimizers, sums up, or is left early."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ CASES: list[tuple[str, Fault, Fault]] = [  # one after the other, six workers to
     ("sums", ("rank3", "forward", 7), ("leader", "summed", 19)),
     ("sums", ("rank3", "summed", 7), ("rank2", "reduced", 17)),
     ("sums", ("rank3", "bucket", 7), ("leader", "forward", 18)),
+    ("leaves", ("rank3", "left", 8), ("leader", "bucket", 15)),
+    ("leaves", ("leader", "left", 8), ("rank3", "reduced", 15)),
+    ("leaves", ("rank3", "backward", 7), ("leader", "stepped", 15)),
 ]
 
 
@@ -46,7 +49,7 @@ def test_survivors_end_where_one_process_ends(
 def test_who_joins_later_takes_no_part_in_sums_that_the_others_took_before(
     tmp_path: Path, alone: Alone
 ) -> None:
-    args = ["--loop", "sums", "--epochs", "100"]
+    args = ["--loop", "sums", "--epochs", "250"]
     with Running(tmp_path, workers="3", args=args, script=LOOPS) as run:
         status = run.until_training(3)
         run.signal("w1")  # its substitute sums up before its first batch

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+from msgspec.structs import replace
 
 from evenstep.errors import InvalidInputError
 from evenstep.launch.environment import Coordinator
 from evenstep.messages import (
+    COORDINATOR,
+    GREETING_BYTES,
     Alive,
     FromClient,
+    Generation,
+    Goodbye,
     Greeting,
     Hello,
     Leaving,
+    Refused,
     Stuck,
+    ToClient,
     Welcome,
     from_client,
+    proof,
     to_client,
 )
-from evenstep.train.control import WAITING_LINES, Control
+from evenstep.train import control as module
+from evenstep.train.control import WAITING_LINES, Control, NotWelcomeError, StrangerError
 from tests.coordinate.fake import ready
 
 WAIT_S = 20.0
+WELCOME = Welcome(worker="w0", lease_s=600.0)
+ELSEWHERE = Generation(
+    number=9, roster=("w0", "x"), shares=(1, 1), planned=False, address="192.0.2.1", reason="come"
+)
 
 
 class Desk:
@@ -53,15 +67,31 @@ class Desk:
         with closing(self._listener.accept()[0]) as there:
             there.sendall(b"SSH-2.0\r\n")
 
-    def accept(self) -> Call:
-        """Let the worker in."""
+    def pretend(self, *said: ToClient) -> None:
+        """Somebody greets, and says this after the worker's first words."""
+        call = self._greet()
+        call.hear()
+        call.say(*said)
+        call.hang_up()
+
+    def accept(self, answer: Welcome | Refused = WELCOME) -> Call:
+        """Let the worker in, or refuse it, as its coordinator does."""
+        call = self._greet()
+        hello = call.hear()
+        assert isinstance(hello, Hello)
+        call.say(replace(answer, proof=proof(self.where.token, hello.nonce, COORDINATOR)))
+        return call
+
+    def pick_up(self) -> Call:
+        """Take a call, and say nothing."""
         there, _ = self._listener.accept()
         there.settimeout(WAIT_S)
-        there.sendall(to_client.encode(Greeting(nonce="00" * 16)))
-        call = Call(there)
-        self._calls.append(call)
-        assert isinstance(call.hear(), Hello)
-        there.sendall(to_client.encode(Welcome(worker="w0", lease_s=600.0)))
+        self._calls.append(Call(there))
+        return self._calls[-1]
+
+    def _greet(self) -> Call:
+        call = self.pick_up()
+        call.say(Greeting(nonce="00" * 16))
         return call
 
 
@@ -77,6 +107,12 @@ class Call:
             message = from_client.decode(self._lines.readline())
             if not isinstance(message, Alive):
                 return message
+
+    def say(self, *messages: ToClient) -> None:
+        self.say_bytes(b"".join(map(to_client.encode, messages)))
+
+    def say_bytes(self, data: bytes) -> None:
+        self._there.sendall(data)
 
     def hang_up(self) -> None:
         self._lines.close()
@@ -96,11 +132,17 @@ class Worker:
         self.generation = 0
         self._desk = desk
 
+    def _progress(self) -> Alive:
+        return Alive(generation=self.generation, step=0, waiting=False)
+
     def dial(self) -> tuple[Control, Call]:
         """A control, and the other end of its line."""
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(self._desk.accept)
-            return Control(self._desk.where, lambda: (self.generation, 0, False)), call.result()
+            return self.control(), call.result()
+
+    def control(self) -> Control:
+        return Control(self._desk.where, self._progress)
 
 
 @pytest.mark.parametrize("generation", [0, 3])
@@ -136,6 +178,81 @@ def test_whoever_listens_in_between_it_dials_on(desk: Desk) -> None:
     control.tell(Leaving(why="SIGTERM"))
     assert desk.accept().hear() == Leaving(why="SIGTERM")
     assert control.goodbye is None
+    control.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (WELCOME, ELSEWHERE),
+        (replace(WELCOME, proof=proof("t", "00" * 16)), Goodbye(why="the run has ended")),
+        (replace(WELCOME, proof=proof("another", "00" * 16, COORDINATOR)), Goodbye()),
+        (Goodbye(why="the run has ended"),),
+        (Refused(why="the token is not that of this run"),),
+        (ELSEWHERE,),
+    ],
+    ids=["welcome", "echo", "another run's", "goodbye", "refused", "generation"],
+)
+def test_one_who_took_the_coordinators_place_cannot_end_nor_order_a_worker(
+    desk: Desk, said: tuple[ToClient, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    control, call = Worker(desk).dial()
+    call.hang_up()
+    desk.pretend(*said)
+    desk.pretend(*said)
+    control.tell(Leaving(why="SIGTERM"))
+    assert desk.accept().hear() == Leaving(why="SIGTERM")
+    assert (control.goodbye, control.newest) == (None, 0)
+    assert caplog.text.count(f"who listens at {desk.where}") == 1  # told, and not at every attempt
+    control.close()
+
+
+def test_the_first_words_of_a_stranger_end_nobody(desk: Desk) -> None:
+    control, call = Worker(desk).dial()
+    call.hang_up()
+    for said in (Goodbye(why="the run has ended"), Refused(why="go"), WELCOME):
+        stranger = desk.pick_up()
+        stranger.say(said)
+        stranger.hang_up()
+    control.tell(Leaving(why="SIGTERM"))
+    assert desk.accept().hear() == Leaving(why="SIGTERM")
+    assert control.goodbye is None
+    control.close()
+
+
+def test_the_coordinator_itself_may_refuse_one_that_comes_back(desk: Desk) -> None:
+    control, call = Worker(desk).dial()
+    call.hang_up()
+    desk.accept(Refused(why="the run is ending"))
+    until_s = time.monotonic() + WAIT_S
+    while control.goodbye is None and time.monotonic() < until_s:
+        control.wait(0.01)
+    assert "the run is ending" in (control.goodbye or "")
+    control.close()
+
+
+def test_a_new_worker_is_told_who_is_there(desk: Desk) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(desk.pretend, WELCOME)
+        with pytest.raises(StrangerError, match="no proof that it knows the run's token"):
+            Worker(desk).control()
+        done.result()
+        done = pool.submit(desk.pretend, Refused(why="the token is not that of this run"))
+        with pytest.raises(NotWelcomeError, match="the token is not that of this run"):
+            Worker(desk).control()
+        done.result()
+
+
+def test_a_line_without_end_is_not_read_to_its_end(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BYTES", 2**12)
+    control, call = Worker(desk).dial()
+    call.say_bytes(b"x" * 2**13)
+    babbler = desk.pick_up()  # it has hung up and dials again
+    babbler.say_bytes(b"x" * GREETING_BYTES)
+    control.tell(Leaving(why="SIGTERM"))
+    assert desk.accept().hear() == Leaving(why="SIGTERM")
     control.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -125,16 +126,25 @@ def test_a_batch_without_a_backward_pass_is_an_error() -> None:
         run_ranks(1, body)
 
 
-def test_a_script_that_never_steps_its_optimizer_is_told_so() -> None:
-    def body(session: Session) -> None:
-        net, _ = net_and_sgd(session)
-        loader = session.loader(DATA, batch=2)
-        for _ in session.epochs(9):
-            for x, y in loader:
-                nn.functional.mse_loss(net(x), y).backward()
+def never_step(session: Session, net: nn.Module) -> None:
+    loader = session.loader(DATA, batch=2)
+    for _ in session.epochs(9):
+        for x, y in loader:
+            nn.functional.mse_loss(net(x), y).backward()
 
-    with pytest.raises(EvenstepError, match=r"call optimizer.step\(\)"):
-        run_ranks(1, body)
+
+def test_a_script_that_never_steps_its_optimizer_is_told_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "evenstep"):
+        run_ranks(1, lambda session: never_step(session, net_and_sgd(session)[0]))
+    [said] = caplog.messages
+    assert "call optimizer.step()" in said
+
+
+def test_a_script_that_keeps_its_optimizer_to_itself_is_refused() -> None:
+    with pytest.raises(EvenstepError, match="given no optimizer, and 200 batches have passed"):
+        run_ranks(1, lambda session: never_step(session, session.prepare(nn.Linear(4, 1))))
 
 
 def test_a_rank_that_raises_ends_the_others_with_its_traceback() -> None:

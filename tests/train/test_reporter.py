@@ -45,7 +45,7 @@ class Run:
                 )
                 for compute_s in both
             ]
-            self.reporter.step(by, self.step, STEP_S, reports, 0.0)
+            self.reporter.step(by, self.step, STEP_S, reports, 0.0, position=0)
             self.step += 1
 
 

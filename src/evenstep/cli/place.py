@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from evenstep.coordinate.ask import EVERYWHERE, ask, ask_from
-from evenstep.coordinate.run import TLS_CA, read_address
+from evenstep.coordinate.ask import ask, ask_from
+from evenstep.coordinate.dial import EVERYWHERE, is_here, way_out
+from evenstep.coordinate.run import TLS_CA, read_addresses
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import Coordinator, find
 from evenstep.messages import Ask
@@ -28,9 +28,7 @@ def locate(where: str, token_file: Path | None = None) -> Coordinator:
     environment = dict(os.environ)
     folder = Path(where)
     if folder.is_dir():
-        where = read_address(folder)
-        if not where:
-            raise ConfigError(str(folder), "tells of no coordinator: no run has been started in it")
+        where = _from_here(folder)
         token_file = token_file or folder / "token"
         if (folder / TLS_CA).exists():
             environment.setdefault("EVENSTEP_TLS_CA", str((folder / TLS_CA).absolute()))
@@ -40,6 +38,25 @@ def locate(where: str, token_file: Path | None = None) -> Coordinator:
     found = find({**environment, "EVENSTEP_COORDINATOR": where})
     assert isinstance(found, Coordinator)
     return found
+
+
+def _from_here(folder: Path) -> str:
+    """The address of a folder's run, as this host is to dial it."""
+    where, elsewhere = read_addresses(folder)
+    if not where:
+        raise ConfigError(str(folder), "tells of no coordinator: no run has been started in it")
+    if not elsewhere:
+        return where
+    host, _, port = elsewhere.rpartition(":")
+    host = host.strip("[]")
+    try:
+        return where if host == socket.gethostname() or is_here(host) else elsewhere
+    except OSError:
+        raise ConfigError(
+            str(folder),
+            f"its coordinator is on the host {host}, a name that is not known here. Give "
+            f"HOST:PORT instead of the folder, with an address of that host and port {port}",
+        ) from None
 
 
 def question(there: Coordinator, what: str, *, num_workers: int = 0, worker: str = "") -> Any:
@@ -62,8 +79,4 @@ def outward(host: str, mine: str) -> str:
     """`mine`, unless it is loopback, or unless the coordinator's `host` means all addresses."""
     if host not in EVERYWHERE:
         return "" if mine in ("127.0.0.1", "::1", "localhost") else mine
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(("2001:db8::1" if ":" in host else "192.0.2.1", 9))  # sends nothing
-        return str(probe.getsockname()[0])
-    return ""
+    return way_out(host)

@@ -19,7 +19,7 @@ import msgspec
 
 from evenstep.cli.place import outward
 from evenstep.config import Settings
-from evenstep.coordinate.ask import EVERYWHERE
+from evenstep.coordinate.dial import EVERYWHERE
 from evenstep.coordinate.host import Host
 from evenstep.coordinate.member import MOST_WORKERS, Ending, Terms
 from evenstep.coordinate.run import RunFolder
@@ -41,7 +41,11 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.argument("script", type=FILE)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("--workers", metavar="N|MIN:MAX", help="Started here, and the most.  [default: 1]")
+@click.option(
+    "--workers",
+    metavar="N|MIN:MAX",
+    help="How many to start here; MIN:MAX also bounds the run.  [default: 1]",
+)
 @click.option("--min", "least", type=click.IntRange(min=1), help="Below it the run pauses.")
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="The run's new folder.")
 @click.option("--resume", type=click.Path(path_type=Path), help="Go on with a run's folder.")
@@ -111,8 +115,7 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
     tls = _tls(options["tls_cert"], options["tls_key"])
     folder = old or RunFolder.make(options["folder"] or _new(script))
     try:
-        if options["tls_cert"]:
-            folder.write_tls_ca(options["tls_cert"])
+        folder.write_tls_ca(options["tls_cert"])
         terms = Terms(
             run=str(folder.path),
             lease_s=options["lease"],

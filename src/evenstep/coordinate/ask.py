@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
-import ssl
 from typing import Any
 
+from msgspec.structs import replace
+
+from evenstep.coordinate.dial import dial
 from evenstep.errors import EvenstepError, InvalidInputError
 from evenstep.messages import (
+    COORDINATOR,
+    GREETING_BYTES,
     Answer,
     Ask,
     Greeting,
@@ -15,12 +20,12 @@ from evenstep.messages import (
     ToClient,
     from_stranger,
     proof,
+    proves,
     to_client,
 )
 from evenstep.wire import MAX_BYTES
 
 ANSWER_S = 10.0
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # listened at, but nowhere to go to
 
 
 class NoAnswerError(EvenstepError, ConnectionError):
@@ -38,13 +43,8 @@ def ask_from(
     """What the coordinator tells, and the address of this machine that it was asked from."""
     where = f"{host}:{port}"
     try:
-        with socket.create_connection((EVERYWHERE.get(host, host), port), ANSWER_S) as plain:
-            mine = str(plain.getsockname()[0])
-            if not tls_ca:
-                return _asked(plain, token, ask), mine
-            context = ssl.create_default_context(cafile=tls_ca)
-            with context.wrap_socket(plain, server_hostname=host) as there:
-                return _asked(there, token, ask), mine
+        with dial(host, port, ANSWER_S, tls_ca) as there:
+            return _asked(there, token, ask), str(there.getsockname()[0])
     except NoAnswerError:
         raise
     except ConnectionRefusedError:
@@ -55,21 +55,22 @@ def ask_from(
 
 def _asked(there: socket.socket, token: str, ask: Ask) -> dict[str, Any]:
     with there.makefile("rb") as lines:
-        greeting = _line(lines.readline(MAX_BYTES))
+        greeting = _line(lines.readline(GREETING_BYTES))
         if not isinstance(greeting, Greeting):
             raise NoAnswerError("who listens there is no coordinator")
-        proved = Ask(
-            proof=proof(token, greeting.nonce),
-            what=ask.what,
-            num_workers=ask.num_workers,
-            worker=ask.worker,
-        )
+        nonce = secrets.token_hex(16)
+        proved = replace(ask, proof=proof(token, greeting.nonce), nonce=nonce)
         there.sendall(from_stranger.encode(proved))
         answer = _line(lines.readline(MAX_BYTES))
     if isinstance(answer, Refused):
         raise NoAnswerError(answer.why)
     if not isinstance(answer, Answer):
         raise NoAnswerError(f"the coordinator said {type(answer).__name__} instead of an answer")
+    if not proves(answer.proof, token, nonce, COORDINATOR):
+        raise NoAnswerError(
+            "who answers there does not know the run's token: it is not the run's coordinator. "
+            "Has the run ended, and its port passed to somebody else?"
+        )
     if answer.problem:
         raise NoAnswerError(answer.problem)
     return answer.told

@@ -132,10 +132,8 @@ class Restored(NamedTuple):
 
 def settings_of(ready: Ready, sets: Sequence[str]) -> Settings:
     """Defaults, under the script's own settings, under the command line's."""
+    settings = build(Settings, override(ready.settings, sets))
     own = {"size": ready.batch, "per_worker": ready.per_worker, "limit": ready.limit}
-    told = ready.settings.get("batch", {})
-    batch = {**own, **told} if isinstance(told, dict) else told
-    settings = build(Settings, override({**ready.settings, "batch": batch}, sets))
     for name, value in own.items():
         if getattr(settings.batch, name) != value:
             raise ConfigError(f"batch.{name}", f"is the script's own, {value}: set it there")

@@ -53,6 +53,10 @@ class Changes(Standing):
             if ready and not self._gathers(now_s):
                 self._take_in(now_s, ready)
             elif asked and len(asked) == len(self._roster):
+                if self._call_spares(1, f"in place of {asked[0].id}"):
+                    continue
+                if self._on_the_way():
+                    return  # whoever comes has the state handed over first
                 self.stop(now_s, f"all workers leave: {asked[0].leaves_because}")
             elif asked:
                 for member in asked:
@@ -212,6 +216,7 @@ class Changes(Standing):
             # Where nobody trains, nobody can pass it on. The very first all begin as they get it.
             planned=planned and (self._running is not None or regroup.generation == 1),
             spares=self._spares(),
+            saves=self._saver(regroup.roster),
             address=store.address,
             port=store.port,
             reason=regroup.reason,
@@ -219,6 +224,8 @@ class Changes(Standing):
 
     def _announce(self, generation: Generation) -> None:
         log.info("generation %d: %s", generation.number, generation.reason)
+        if self.terms.run and not generation.saves:
+            log.warning("no worker sees %s: nobody writes checkpoints", self.terms.run)
         self._coming, self._paused, self._leaver_gone_s = generation, "", None
         at_once = msgspec.structs.replace(generation, planned=False)
         if not generation.planned:
@@ -313,7 +320,7 @@ class Changes(Standing):
             roster=(),
             shares=(),
             planned=self._running is not None and self._coming is None,
-            saves=self._saver(),
+            saves=self._saver(self._roster),
             reason=self._stopping,
         )
         self._announce(generation)
@@ -327,7 +334,7 @@ class Changes(Standing):
                     self._coming,
                     number=self._coming.number + 1,
                     planned=False,
-                    saves=self._saver(),
+                    saves=self._saver(self._roster),
                 )
             )
 

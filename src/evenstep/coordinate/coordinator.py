@@ -33,7 +33,7 @@ from evenstep.messages import (
     Welcome,
 )
 from evenstep.ports import Launcher
-from evenstep.types import SizeAsked, StepDone, Worker, WorkerId
+from evenstep.types import DrainAsked, SizeAsked, StepDone, Worker, WorkerId
 
 log = logging.getLogger("evenstep")
 
@@ -73,8 +73,8 @@ class Coordinator(Patience):
                 why=f"{hello.worker} of generation {hello.generation} is not in the run, which is "
                 f"at {self._number}; it can join as a new worker"
             )
-        elif hello.worker not in self.crew.running and self._num_taking_part() >= self.terms.most:
-            return Refused(why=f"the run has {self.terms.most} workers and wants no more")
+        elif hello.worker not in self.crew.running and self._num_taking_part() >= self._most:
+            return Refused(why=f"the run has room for {self._most} workers, and they are there")
         elif not hello.worker or hello.worker in self._members or hello.worker in self._used:
             member.id = self._free_name()
         self._members[member.id] = member
@@ -201,7 +201,10 @@ class Coordinator(Patience):
             case Stuck(generation=number, waited_s=waited_s):
                 self._stuck(now_s, member, number, waited_s)
             case Leaving(why=why):
+                trains = member.state is State.IN
                 self._let_go(member, why)
+                if trains:  # the brain must not count on it any more
+                    self._change(now_s, DrainAsked(worker=member.id), planned=True)
                 self._advance(now_s)
             case Done(step=step):
                 self._done(member, step)
@@ -217,7 +220,7 @@ class Coordinator(Patience):
             member.freed()
         elif member.waiting_since_s is None:
             member.waiting_since_s = now_s
-        member.alive_s, member.waiting = now_s, alive.waiting
+        member.alive_s, member.waiting, member.apart = now_s, alive.waiting, alive.apart
         member.generation = alive.generation
         self._outside.send(member.id, Lease())
 
@@ -253,7 +256,7 @@ class Coordinator(Patience):
             self._outside.send(member.id, Refused(why=problem))
             self._outside.hang_up(member.id)
             return
-        self._stores[member.id] = Store(ready.address, ready.port)
+        self._stores[member.id] = Store(ready.address, ready.port, ready.sees_folder)
         if member.state is State.STARTING:
             member.state, member.worker = State.READY, worker
             if self._ready_s is None:
@@ -276,6 +279,7 @@ class Coordinator(Patience):
             reports=message.reports,
             grad_squared_norm=message.grad_squared_norm,
             quiet=message.quiet,
+            position=message.position,
         )
         if self._leads(member, self._coming, message.generation):
             self._begun(now_s)
@@ -318,10 +322,13 @@ class Coordinator(Patience):
                 place = f"in place of {worker}"
                 wanted = meaning is Meaning.REPLACE and worker not in self.crew.relieved
                 wanted &= not (self._stopping or self._finishing or self.ending)
+                # One that the brain has ordered and that never came is its to order again.
+                wanted &= joined or self._num_missing() <= 0
                 if wanted and not self._call_spares(1, place) and self.crew.restarts_left > 0:
                     self.crew.restarts_left -= 1
                     self._launch(now_s, 1, place)
                 self._reconcile(now_s, why)
+        self._advance(now_s)  # who is to leave may have waited for it to come
 
     # Small questions.
 

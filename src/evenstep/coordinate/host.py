@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import time
 import traceback
@@ -13,6 +14,7 @@ from typing import Any
 from evenstep.config import Settings
 from evenstep.coordinate.brain import Brain
 from evenstep.coordinate.coordinator import Coordinator
+from evenstep.coordinate.dial import EVERYWHERE, spell, way_out
 from evenstep.coordinate.member import Ending, Store, Terms
 from evenstep.coordinate.run import RunFolder
 from evenstep.coordinate.server import Server
@@ -57,7 +59,10 @@ class Host:
     async def open(self, address: str, port: int, tls: ssl.SSLContext | None = None) -> str:
         """Listen, and say where in the run's folder."""
         told = await self.server.open(address, port, tls)
-        self.folder.write_address(told)
+        elsewhere = ""
+        if address in EVERYWHERE:  # which means this host to whoever reads it
+            elsewhere = spell(way_out(address) or socket.gethostname(), told.rpartition(":")[2])
+        self.folder.write_address(told, elsewhere)
         self._ticking = asyncio.create_task(self._tick())
         return told
 

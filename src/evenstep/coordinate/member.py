@@ -31,10 +31,11 @@ class State(Enum):
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a generation meets that a worker leads."""
+    """Where a generation meets that a worker leads, and whether it can write checkpoints."""
 
     address: str
     port: int
+    sees_folder: bool = False  # the run's
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class Member:
     heard_s: float = 0.0
     alive_s: float = 0.0  # its last heartbeat
     waiting: bool = False  # on its peers, as of that heartbeat
+    apart: bool = False  # between two steps, as of that heartbeat: in the script's own time
     waiting_since_s: float | None = None
     stuck_s: float | None = None  # since when it says so
     has_stepped: bool = False

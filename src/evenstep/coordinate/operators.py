@@ -62,7 +62,7 @@ class Operators(Takeover):
         }
 
     def _scale(self, now_s: float, num_workers: int) -> dict[str, Any]:
-        least, most = self.terms.least, self.terms.most
+        least, most = self.terms.least, self._most
         if not least <= num_workers <= most:
             raise InvalidInputError(
                 "scale", f"this run has {least} to {most} workers, got {num_workers}"

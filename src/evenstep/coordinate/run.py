@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -20,6 +21,9 @@ from evenstep.types import WorkerId
 TLS_CA = "tls.pem"
 """In a run's folder: the certificate by which its coordinator is known, if it speaks TLS."""
 
+log = logging.getLogger("evenstep")
+
+_CERTIFICATE = re.compile(rb"-----BEGIN ((?:X509 )?CERTIFICATE)-----.*?-----END \1-----", re.DOTALL)
 _CHECKPOINT = re.compile(r"step-(\d+)\.pt")
 _stores = msgspec.json.Decoder(dict[WorkerId, Store])
 
@@ -31,6 +35,8 @@ class RunFolder:
         self.path = path
         self._lock = lock
         self.token = os.pread(lock, 4096, 0).decode(errors="replace").strip()
+        self._newest = ""  # checkpoint, as last seen
+        self._unread = ""  # why it could not be looked for, as last logged
 
     @classmethod
     def make(cls, path: Path) -> Self:
@@ -65,9 +71,15 @@ class RunFolder:
         except OSError:
             os.close(lock)
             raise ConfigError(str(path), "has a coordinator already") from None
-        (path / "logs").mkdir(exist_ok=True)
-        (path / "checkpoints").mkdir(exist_ok=True)
-        return cls(path.absolute(), lock)
+        held = cls(path.absolute(), lock)
+        try:
+            held.logs.mkdir(exist_ok=True)
+            (held.path / "checkpoints").mkdir(exist_ok=True)
+            held._newest = _newest_in(held.path / "checkpoints")
+        except OSError as e:  # who goes on without would begin anew
+            held.close()
+            raise ConfigError(str(e.filename), f"cannot be read: {e.strerror}") from None
+        return held
 
     def close(self) -> None:
         """Let another coordinator have it."""
@@ -95,25 +107,42 @@ class RunFolder:
         return {worker: pid for worker, pid in found.items() if pid}
 
     def newest_checkpoint(self) -> str:
-        """The path of the newest checkpoint, empty if there is none."""
-        found = [
-            (int(match[1]), str(entry))
-            for entry in (self.path / "checkpoints").iterdir()
-            if (match := _CHECKPOINT.fullmatch(entry.name))
-        ]
-        return max(found, default=(0, ""))[1]
+        """The path of the newest checkpoint, empty if there is none.
+
+        Of a folder that cannot be read, as it was last seen: who begins anew would write over it.
+        """
+        folder, problem = self.path / "checkpoints", ""
+        try:
+            self._newest = _newest_in(folder)
+        except OSError as e:
+            problem = str(e.strerror)
+            if isinstance(e, FileNotFoundError):  # and with it all that was in it
+                self._newest = ""
+        if problem and problem != self._unread:
+            log.warning("%s cannot be read: %s; the run goes on", folder, problem)
+        self._unread = problem
+        return self._newest
 
     def address(self) -> str:
         """Where the coordinator listens, or last listened; empty if it never did."""
         return read_address(self.path)
 
-    def write_address(self, address: str) -> None:
-        """Say where the coordinator listens."""
-        self._replace("address", address.encode() + b"\n")
+    def write_address(self, address: str, elsewhere: str = "") -> None:
+        """Say where the coordinator listens, and where other hosts reach it, if that differs."""
+        self._replace("address", "".join(f"{a}\n" for a in (address, elsewhere) if a).encode())
 
-    def write_tls_ca(self, certificate: Path) -> None:
-        """Say by which certificate the coordinator is known."""
-        self._replace(TLS_CA, certificate.read_bytes())
+    def write_tls_ca(self, certificate: Path | None) -> None:
+        """Say by which certificate the coordinator is known; None: it does not speak TLS.
+
+        A key in the same file stays there.
+        """
+        if certificate is None:
+            (self.path / TLS_CA).unlink(missing_ok=True)  # of a coordinator before this one
+            return
+        found = [match[0] + b"\n" for match in _CERTIFICATE.finditer(certificate.read_bytes())]
+        if not found:
+            raise ConfigError(str(certificate), "holds no certificate: expected one in PEM")
+        self._replace(TLS_CA, b"".join(found))
 
     def tls_ca(self) -> str:
         """The path of that certificate; empty if there is none."""
@@ -140,10 +169,16 @@ class RunFolder:
 
 def read_address(path: Path) -> str:
     """The address in a run's folder; empty if there is none."""
+    return read_addresses(path)[0]
+
+
+def read_addresses(path: Path) -> tuple[str, str]:
+    """Where the coordinator listens, and where other hosts reach it; empty if that is not told."""
     try:
-        return (path / "address").read_text(encoding="utf-8").strip()
+        address, elsewhere, *_ = [*(path / "address").read_text(encoding="utf-8").split(), "", ""]
     except OSError:
-        return ""
+        return "", ""
+    return address, elsewhere
 
 
 def read_token(path: Path) -> str:
@@ -153,6 +188,15 @@ def read_token(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as e:
         why = e.strerror if isinstance(e, OSError) else "it is not text"
         raise ConfigError(str(path), f"cannot be read: {why}") from None
+
+
+def _newest_in(folder: Path) -> str:
+    found = [
+        (int(match[1]), str(entry))
+        for entry in folder.iterdir()
+        if (match := _CHECKPOINT.fullmatch(entry.name))
+    ]
+    return max(found, default=(0, ""))[1]
 
 
 def _running(pid_file: Path) -> int:

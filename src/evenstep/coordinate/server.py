@@ -14,8 +14,12 @@ from collections import Counter
 from contextlib import suppress
 from typing import Protocol
 
+from msgspec.structs import replace
+
+from evenstep.coordinate.dial import spell
 from evenstep.errors import InvalidInputError
 from evenstep.messages import (
+    COORDINATOR,
     GREETING_BYTES,
     PROTOCOL,
     Answer,
@@ -28,6 +32,7 @@ from evenstep.messages import (
     Welcome,
     from_client,
     from_stranger,
+    proof,
     proves,
     to_client,
 )
@@ -56,9 +61,9 @@ class Listener(Protocol):
 class _RefusedError(Exception):
     """A stranger goes. The reason is what it is counted under; `told` is what it hears."""
 
-    def __init__(self, reason: str, told: str = "") -> None:
+    def __init__(self, reason: str, told: str = "", proof: str = "") -> None:
         super().__init__(reason)
-        self.reason, self.told = reason, told or reason
+        self.reason, self.told, self.proof = reason, told or reason, proof
 
 
 class Server:
@@ -78,8 +83,7 @@ class Server:
         self._server = await asyncio.start_server(
             self._meet, host, port, ssl=tls, ssl_handshake_timeout=timeout_s, limit=GREETING_BYTES
         )
-        port = self._server.sockets[0].getsockname()[1]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return spell(host, self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Hang up, giving what was said a little time to be read."""
@@ -114,12 +118,13 @@ class Server:
         try:
             first = await self._prove(lines, writer)
             if isinstance(first, Ask):
-                self._write(writer, self._listener.ask(first))
+                answer = self._listener.ask(first)
+                self._write(writer, replace(answer, proof=self._proof_to(first)))
             elif (worker := self._welcome(writer, first)) is not None:
                 await self._hear(worker, lines, writer)
         except _RefusedError as e:
             self.refused[e.reason] += 1
-            self._write(writer, Refused(why=e.told))
+            self._write(writer, Refused(why=e.told, proof=e.proof))
         except (OSError, EOFError):
             pass  # it hung up
         except Exception:
@@ -159,12 +164,16 @@ class Server:
         self._strangers.pop(writer, None)
         return first
 
+    def _proof_to(self, first: Hello | Ask) -> str:
+        """That we know the token, for someone who has proved it: others could pass it on."""
+        return proof(self._token, first.nonce, COORDINATOR)
+
     def _welcome(self, writer: asyncio.StreamWriter, hello: Hello) -> WorkerId | None:
         answer = self._listener.admit(hello)
         if isinstance(answer, Refused):
-            raise _RefusedError("not taken in", answer.why)
+            raise _RefusedError("not taken in", answer.why, self._proof_to(hello))
         self._workers[answer.worker] = writer
-        self._write(writer, answer)
+        self._write(writer, replace(answer, proof=self._proof_to(hello)))
         self._listener.arrived(answer.worker)
         return answer.worker
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from evenstep.coordinate.brain import Brain
 from evenstep.coordinate.crew import Crew
-from evenstep.coordinate.member import Ending, Member, Outside, State, Store, Terms
+from evenstep.coordinate.member import (
+    MOST_WORKERS,
+    Ending,
+    Member,
+    Outside,
+    State,
+    Store,
+    Terms,
+)
+from evenstep.decide.learning import most_workers
 from evenstep.messages import Generation
 from evenstep.ports import Launcher
 from evenstep.types import WorkerId
@@ -45,6 +56,12 @@ class Standing:
     def _roster(self) -> tuple[WorkerId, ...]:
         return self._brain.cluster.roster if self._brain else ()
 
+    @property
+    def _most(self) -> int:
+        """Workers that the run may have: no more than its batch can be shared among."""
+        room = most_workers(self._brain.cluster.settings.batch) if self._brain else MOST_WORKERS
+        return min(self.terms.most, room)
+
     def _is(self, worker: WorkerId, state: State) -> bool:
         member = self._members.get(worker)
         return member is not None and member.state is state
@@ -59,9 +76,11 @@ class Standing:
     def _in_running(self, worker: WorkerId) -> bool:
         return self._running is not None and worker in self._running.roster
 
-    def _saver(self) -> WorkerId:
-        """Who writes the last checkpoint: the leader, or the next in rank if that is gone."""
-        return next((w for w in self._roster if self._trains(w)), "")
+    def _saver(self, roster: Sequence[WorkerId]) -> WorkerId:
+        """Who of a roster writes checkpoints: the first who is there and sees the run's folder."""
+        there = self._all_in(State.READY, State.SPARE, State.IN, State.ASKED)
+        able = {m.id for m in there if m.id in self._stores and self._stores[m.id].sees_folder}
+        return next((w for w in roster if w in able), "")
 
     def _newcomers(self) -> list[Member]:
         """Who is of the newest roster and has not begun, while others have."""

@@ -9,6 +9,7 @@ from evenstep.types import WorkerId
 
 PATIENCE_STEPS = 10
 NEWCOMER_S = 600.0  # for a worker's first step, in which a model may be compiled
+APART_S = 1800.0  # for what a script does between two steps, as one who evaluates for all
 
 
 def overdue(
@@ -42,9 +43,11 @@ def overdue(
     if len(busy) != 1:
         return {}
     waits = [_waits_s(m, now_s) for m in roster if m is not busy[0]]
-    if min(waits) < (patience_s if busy[0].has_stepped else max(patience_s, NEWCOMER_S)):
+    late, waited_s = busy[0], min(waits)
+    allowed_s = APART_S if late.apart else 0.0 if late.has_stepped else NEWCOMER_S
+    if waited_s < max(patience_s, allowed_s):
         return {}
-    return {busy[0].id: f"does not finish its step; all others have waited for {min(waits):.0f} s"}
+    return {late.id: f"does not finish its step; all others have waited for {waited_s:.0f} s"}
 
 
 def deadlocked(roster: Sequence[Member], now_s: float, patience_s: float) -> bool:

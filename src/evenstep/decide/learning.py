@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import inf, nan, sqrt
+from sys import maxsize
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from evenstep.config import BatchSettings
 from evenstep.errors import ConfigError, InvalidInputError
 
 RULES = ("linear", "sqrt", "adascale", "none")
+SURE = 0.4  # the weight that an estimate of the noise has after ten steps
 
 
 def global_batch(settings: BatchSettings, num_workers: int) -> int:
@@ -20,6 +22,12 @@ def global_batch(settings: BatchSettings, num_workers: int) -> int:
     if settings.size > 0:
         return settings.size
     return min(settings.per_worker * num_workers, settings.limit)
+
+
+def most_workers(settings: BatchSettings) -> int:
+    """Among how many the largest batch can be shared, with `min_share` samples for each."""
+    largest = settings.size or settings.limit
+    return largest // settings.min_share if settings.min_share else maxsize
 
 
 def base_batch(settings: BatchSettings) -> int:
@@ -109,7 +117,7 @@ def lr_factor(
     elif rule == "sqrt":
         factor = sqrt(scale)
     elif rule == "adascale":
-        if noise is None or noise.weight == 0:
+        if noise is None or noise.weight < SURE:
             return 1.0, f"{said}: learning rate as it was (adascale, no gradient noise known yet)"
         factor = adascale_gain(noise, scale, base)
         said += f" and the noise scale {noise.scale:.4g}"

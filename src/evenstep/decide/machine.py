@@ -81,12 +81,13 @@ def _step(cluster: Cluster, event: StepDone) -> Decision:
     if not cluster.is_news(event) or event.generation > cluster.generation:
         return cluster, ()
     again = event.step <= cluster.furthest_step  # from an older checkpoint: trained on before
+    counted = cluster.samples + (0 if again else event.steps.samples)
     cluster = replace(
         cluster,
         step=event.step,
         step_generation=event.generation,
         furthest_step=max(cluster.furthest_step, event.step),
-        samples=cluster.samples + (0 if again else event.steps.samples),
+        samples=max(cluster.samples, event.position) if event.position else counted,
         noise=observe_noise(cluster.noise, _noise(event)),
     )
     fleet = cluster.fleet
@@ -145,6 +146,7 @@ def _joined(cluster: Cluster, workers: tuple[Worker, ...]) -> Decision:
         workers={**cluster.workers, **{w.id: w for w in workers}},
         roster=(*cluster.roster, *ids),
         launching=max(0, cluster.launching - len(workers)),
+        search=replace(cluster.search, num_failures=0),
     )
     cluster, actions = _regroup(cluster, f"{listed(ids)} joined")
     cluster, drains = relieve(cluster)

@@ -15,6 +15,7 @@ from typing import TextIO
 
 import psutil
 
+from evenstep.launch.cards import Cards
 from evenstep.launch.echo import Echo
 from evenstep.types import Launch, WorkerId
 
@@ -62,6 +63,7 @@ class LocalLauncher:
     ) -> None:
         self._command, self._env, self._logs = list(command), dict(env), logs
         self._name, self._on_end = name, on_end
+        self._cards = Cards.of(env)
         self._echo = Echo(out)
         self._running: dict[WorkerId, _Running] = {}
         self._all_ended = asyncio.Event()
@@ -78,6 +80,8 @@ class LocalLauncher:
         with suppress(ProcessLookupError):  # it has just ended, and nobody counts on it yet
             self._watch(worker, _Running(None, os.pidfd_open(pid), path))
             self._echo.follow(worker, path)
+        with suppress(psutil.Error):
+            self._cards.hold(worker, psutil.Process(pid).environ())
 
     def stop(self, worker: WorkerId) -> None:
         """Ask a worker to end; end it if it does not."""
@@ -117,11 +121,12 @@ class LocalLauncher:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**self._env, "EVENSTEP_WORKER": worker},
+                    env={**self._env, **self._cards.take(worker), "EVENSTEP_WORKER": worker},
                     start_new_session=True,  # Ctrl-C is for the coordinator: it ends them in order
                 )
                 pidfd = _introduced(process, path.with_suffix(".pid"))
             except BaseException:
+                self._cards.give_back(worker)
                 self._echo.unfollow(worker)
                 raise
         self._watch(worker, _Running(process, pidfd, path))
@@ -138,6 +143,7 @@ class LocalLauncher:
         # Only a parent learns the exit code. A script that failed has said so itself.
         code = running.process.wait() if running.process else os.EX_TEMPFAIL
         os.close(running.pidfd)
+        self._cards.give_back(worker)
         self._echo.unfollow(worker)
         if not self._running:
             self._all_ended.set()
@@ -162,6 +168,9 @@ def worker_environment(
     cores = len(os.sched_getaffinity(0))
     own = {
         "OMP_NUM_THREADS": str(max(1, cores // max(1, num_workers))),
+        # Large tensors on huge pages, where the system lets programs ask for them: a worker with
+        # gigabytes of state is then handed it, and ends, in a fraction of the time.
+        "THP_MEM_ALLOC_ENABLE": "1",
         "PYTHONUNBUFFERED": "1",  # or nobody sees what it prints until much later
         **({"EVENSTEP_ADDRESS": address} if address else {}),
         **({"EVENSTEP_TLS_CA": tls_ca} if tls_ca else {}),

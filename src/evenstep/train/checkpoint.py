@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -199,9 +199,14 @@ def _copy(tensors: Sequence[torch.Tensor], spare: Sequence[torch.Tensor]) -> lis
         if room is None or room.shape != tensor.shape or room.dtype != tensor.dtype:
             room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         copies.append(room.copy_(tensor, non_blocking=tensor.is_cuda))
-    if any(t.is_cuda for t in tensors):
-        torch.cuda.synchronize()
+    _synchronise(tensor.device for tensor in tensors)
     return copies
+
+
+def _synchronise(devices: Iterable[torch.device]) -> None:
+    """Wait until copies from these devices are there; those from a CPU are already."""
+    for device in {device for device in devices if device.type == "cuda"}:
+        torch.cuda.synchronize(device)
 
 
 def _check_sum(plan: bytes, tensors: Sequence[torch.Tensor]) -> int:

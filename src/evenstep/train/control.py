@@ -3,6 +3,9 @@
 What comes in is kept until the training thread looks; what goes out is dropped while there is no
 connection. A lost coordinator is dialled again until the lease is over, and is then told again what
 it has to know: that this worker is ready, if it has no place yet, and that it wants to leave.
+
+Whoever listens where the coordinator was is nobody until it has proved that it knows the run's
+token: it cannot order a worker about, nor end one that is in the run.
 """
 
 from __future__ import annotations
@@ -10,17 +13,21 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import secrets
 import socket
-import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import BinaryIO
 
+from evenstep.coordinate.dial import dial
 from evenstep.errors import EvenstepError
 from evenstep.launch.environment import Coordinator
 from evenstep.messages import (
+    COORDINATOR,
+    GREETING_BYTES,
     Alive,
     FromClient,
     Generation,
@@ -37,18 +44,25 @@ from evenstep.messages import (
     Welcome,
     from_client,
     proof,
+    proves,
     to_client,
 )
+from evenstep.wire import MAX_BYTES
 
 log = logging.getLogger("evenstep")
 
 DIAL_S = 5.0  # for one attempt
 AGAIN_S = 0.2  # between attempts
 WAITING_LINES = 1000
+MOST_QUOTED = 200  # letters of what a stranger says
 
 
 class NotWelcomeError(EvenstepError, ConnectionError):
     """The coordinator refuses this worker."""
+
+
+class StrangerError(EvenstepError, ConnectionError):
+    """Whoever listens there is not the run's coordinator, or does not prove that it is."""
 
 
 class HungUpError(EvenstepError, ConnectionError):
@@ -58,10 +72,10 @@ class HungUpError(EvenstepError, ConnectionError):
 class Control:
     """The connection, and all that the coordinator has said.
 
-    `progress` tells the heartbeat where training stands: generation, step, whether it waits.
+    `progress` is what the heartbeat says: where training stands.
     """
 
-    def __init__(self, where: Coordinator, progress: Callable[[], tuple[int, int, bool]]) -> None:
+    def __init__(self, where: Coordinator, progress: Callable[[], Alive]) -> None:
         self._where, self._progress = where, progress
         self._lock = threading.Condition()
         self._socket: socket.socket | None = None
@@ -141,7 +155,7 @@ class Control:
     def _read(self) -> None:
         while not self._closed:
             try:
-                for line in self._lines:
+                while line := self._lines.readline(MAX_BYTES):
                     self._hear(to_client.decode(line))
             except (OSError, ValueError) as e:
                 log.debug("the line to the coordinator broke: %s", e)
@@ -150,6 +164,7 @@ class Control:
             if there is not None:
                 self._lines.close()
                 _hang_up(there)
+            stranger = ""
             while not self._closed and self.goodbye is None and not self.lease_over:
                 try:
                     self._dial()
@@ -160,6 +175,11 @@ class Control:
                     with self._lock:
                         self.goodbye = str(e)
                         self._lock.notify_all()
+                except StrangerError as e:
+                    if str(e) != stranger:
+                        log.warning("%s This worker goes on, and looks again", e)
+                    stranger = str(e)
+                    self.wait(AGAIN_S)
                 except (OSError, ValueError) as e:  # nobody, or something else, listens there
                     log.debug("the coordinator is not there: %s", e)
                     self.wait(AGAIN_S)
@@ -167,7 +187,7 @@ class Control:
                 return
 
     def _tell_again(self) -> None:
-        generation, _, _ = self._progress()
+        generation = self._progress().generation
         for kind, line in list(self._lasting.items()):
             if kind is not Ready or generation == 0:
                 self._outbox.put(line)
@@ -201,8 +221,7 @@ class Control:
             left_s = beat_s - time.monotonic()
             beats = left_s <= 0  # also while there is a lot to say, as a leader has
             if beats:
-                generation, step, waiting = self._progress()
-                line = from_client.encode(Alive(generation=generation, step=step, waiting=waiting))
+                line = from_client.encode(self._progress())
                 beat_s = time.monotonic() + self._every_s
             else:
                 try:
@@ -225,30 +244,33 @@ class Control:
 
     def _dial(self) -> Welcome:
         where = self._where
-        there = socket.create_connection((where.host, where.port), timeout=DIAL_S)
+        there = dial(where.host, where.port, DIAL_S, where.tls_ca)
         try:
-            there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if where.tls_ca:
-                context = ssl.create_default_context(cafile=where.tls_ca)
-                there = context.wrap_socket(there, server_hostname=where.host)
             lines = there.makefile("rb")
-            greeting = _first(lines.readline())
+            greeting = _first(lines)
             if not isinstance(greeting, Greeting):
-                raise NotWelcomeError(f"{where} does not greet like a coordinator: {greeting}")
-            generation, _, _ = self._progress()
-            known = getattr(self, "welcome", None)
+                raise StrangerError(_unlike(where, "greet", greeting))
+            generation = self._progress().generation
+            known, nonce = getattr(self, "welcome", None), secrets.token_hex(16)
             hello = Hello(
                 proof=proof(where.token, greeting.nonce),
+                nonce=nonce,
                 worker=known.worker if known else where.worker,
                 generation=generation,
                 host=socket.gethostname(),
                 pid=os.getpid(),
             )
             there.sendall(from_client.encode(hello))
-            answer = _first(lines.readline())
-            if not isinstance(answer, Welcome):
-                why = answer.why if isinstance(answer, Refused) else f"it answered {answer}"
-                raise NotWelcomeError(f"the coordinator at {where} refuses this worker: {why}")
+            answer = _first(lines)
+            if not isinstance(answer, Welcome | Refused):
+                raise StrangerError(_unlike(where, "answer", answer))
+            proved = proves(answer.proof, where.token, nonce, COORDINATOR)
+            if isinstance(answer, Refused) and (proved or known is None):
+                raise NotWelcomeError(
+                    f"the coordinator at {where} refuses this worker: {answer.why}"
+                )
+            if isinstance(answer, Refused) or not proved:
+                raise StrangerError(_unproved(where, answer))
             there.settimeout(None)
         except BaseException:
             there.close()
@@ -259,10 +281,26 @@ class Control:
         return answer
 
 
-def _first(line: bytes) -> ToClient:
+def _first(lines: BinaryIO) -> ToClient:
+    """A line of someone who has proved nothing yet."""
+    line = lines.readline(GREETING_BYTES)
     if not line:
         raise HungUpError("the coordinator hung up before a word")
+    if len(line) == GREETING_BYTES:
+        raise StrangerError(f"a first line of {GREETING_BYTES} bytes or more is no coordinator's.")
     return to_client.decode(line)
+
+
+def _unlike(where: Coordinator, does: str, message: ToClient) -> str:
+    return f"who listens at {where} does not {does} like a coordinator: {type(message).__name__}."
+
+
+def _unproved(where: Coordinator, answer: Welcome | Refused) -> str:
+    said = f' It said: "{answer.why[:MOST_QUOTED]}"' if isinstance(answer, Refused) else ""
+    return (
+        f"who listens at {where} is not the run's coordinator: it gives no proof that it knows "
+        f"the run's token.{said}"
+    )
 
 
 def _hang_up(there: socket.socket) -> None:

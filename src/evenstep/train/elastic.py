@@ -8,21 +8,22 @@ whoever is left. Between steps the roster changes as the leader has passed on in
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import Coordinator
 from evenstep.messages import Done, Failed, Generation, Leaving, Ready
 from evenstep.train import pulse
-from evenstep.train.checkpoint import Checkpoints
 from evenstep.train.group import GroupGoneError
 from evenstep.train.guard import Undo, skip_if
 from evenstep.train.loader import Loader
@@ -58,6 +59,7 @@ class ElasticSession(Regrouping):
         self._reported_by: Generation
         self._failed = False
         self._handled_before: Any = None
+        self._pid = os.getpid()
         if threading.current_thread() is threading.main_thread():
             self._handled_before = signal.signal(signal.SIGTERM, self._leave_soon)
 
@@ -69,21 +71,16 @@ class ElasticSession(Regrouping):
             return
         if self._loader is None or self._model is None:
             raise ConfigError("session", "call prepare(model, ...) and loader(...) first")
+        _check_schedules(self._things.values())
         for thing in self._things.values():
-            if isinstance(thing, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
+            if isinstance(thing, torch.optim.Optimizer | LRScheduler):
                 skip_if(lambda: self.void, thing)
             if isinstance(thing, torch.optim.Optimizer):
                 self._phases.add(thing)
         self._state = State({"model": self._model}, self._things, {})
         scalers = [t for t in self._things.values() if isinstance(t, torch.amp.GradScaler)]
         self._undo = Undo(self._model, scalers)
-        welcome = self._member.control.welcome
-        if welcome.run and Path(welcome.run).is_dir():
-            folder = Path(welcome.run) / "checkpoints"
-            self._checkpoints = Checkpoints(folder, keep=welcome.checkpoints_kept)
-        elif welcome.run:
-            told = "%s is not on this host: no checkpoints are written while this worker leads"
-            log.warning(told, welcome.run)
+        self._checkpoints = self._open_checkpoints()
         assert self._reducer is not None
         self._reducer.warm_up(pulse.size(FEW_WORKERS))
         self._member.control.tell(
@@ -93,6 +90,7 @@ class ElasticSession(Regrouping):
                 model=_digest(self._model),
                 address=self._address,
                 port=self._port,
+                sees_folder=self._checkpoints is not None,
             )
         )
         self._late = self._regroup()
@@ -113,9 +111,14 @@ class ElasticSession(Regrouping):
                 self._regroup(planned)
         self._late = False
         every_s = self._member.control.welcome.checkpoint_every_s
-        if self.is_leader and every_s and time.monotonic() - self._saved_s > every_s:
+        if self._saves and every_s and time.monotonic() - self._saved_s > every_s:
             self._save()
         return self.generation
+
+    def begin_fetch(self) -> None:
+        """A batch is about to be taken."""
+        self._member.apart = False
+        super().begin_fetch()
 
     def begin_step(self, step: int, *, samples: int, weight: float, total: int) -> None:
         """A batch is in hand."""
@@ -148,6 +151,7 @@ class ElasticSession(Regrouping):
 
     def _fill_pulse(self, used: list[bool]) -> torch.Tensor:
         self._phases.backward()
+        self._member.apart = False
         return super()._fill_pulse(used)
 
     def _part_of(self, length: int) -> tuple[int, int]:
@@ -211,7 +215,7 @@ class ElasticSession(Regrouping):
 
     def _read_pulse(self, summed: torch.Tensor) -> tuple[float, list[bool]]:
         answer = super()._read_pulse(summed)
-        self._member.waiting = False
+        self._member.waiting, self._member.apart = False, True
         self._at = self._at.after_step(self._next_step)
         self._reported_by = self._member.control.generations[self.generation]
         return answer
@@ -221,7 +225,8 @@ class ElasticSession(Regrouping):
         self._member.usual_s = usual_s + 0.2 * (seconds - usual_s) if usual_s else seconds
         if self.is_leader:
             by = self._reported_by  # a sum within the step may have changed the generation
-            self._reporter.step(by, step, seconds, self._reports, self._squared_norm())
+            position = self.samples + int(self._report[2])
+            self._reporter.step(by, step, seconds, self._reports, self._squared_norm(), position)
 
     # Beginning and leaving.
 
@@ -232,11 +237,16 @@ class ElasticSession(Regrouping):
         """Later: this worker is ready when its loop begins."""
 
     def _leave_soon(self, *_: Any) -> None:
-        self._member.control.tell(Leaving(why="SIGTERM"))
+        if os.getpid() == self._pid:
+            self._member.control.tell(Leaving(why="SIGTERM"))
+            return
+        # In a process that this one has forked, the signal means what it did before we came.
+        signal.signal(signal.SIGTERM, self._handled_before or signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _fail(self, error: BaseException) -> None:
         self._failed = True
-        if isinstance(error, LeaseOverError) and self.is_leader:
+        if isinstance(error, LeaseOverError) and self._saves:
             self._save_what_is_whole()
         if not isinstance(error, SystemExit):
             told = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
@@ -254,6 +264,22 @@ class ElasticSession(Regrouping):
             while control.connected and control.goodbye is None and time.monotonic() < until_s:
                 control.wait(0.05)
         control.close()
+
+
+def _check_schedules(things: Iterable[Any]) -> None:
+    """Raises if an optimizer has a scheduler, and the run was given none for it."""
+    things = list(things)
+    known = {id(thing.optimizer) for thing in things if isinstance(thing, LRScheduler)}
+    for optimizer in things:
+        if not isinstance(optimizer, torch.optim.Optimizer) or id(optimizer) in known:
+            continue
+        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):  # as schedulers mark what they follow
+            raise ConfigError(
+                "scheduler",
+                f"that of {type(optimizer).__name__} is not known to the run: workers that join "
+                "would begin its schedule anew. Give it along: session.prepare(model, optimizer, "
+                "scheduler)",
+            )
 
 
 def _digest(model: torch.nn.Module) -> str:

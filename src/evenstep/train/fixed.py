@@ -22,11 +22,14 @@ from evenstep.strict import build
 from evenstep.train.address import own_address
 from evenstep.train.agent import Agent
 from evenstep.train.group import CPU, Group, GroupGoneError, PeerLostError
+from evenstep.train.handover import Spec
 from evenstep.train.loader import Loader
 from evenstep.train.meeting import Meeting, check_models
 from evenstep.train.probe import Probe
 from evenstep.train.pulse import RankPlan
 from evenstep.train.session import Session
+from evenstep.train.state import State
+from evenstep.train.tree import bytes_of
 from evenstep.types import Worker
 
 log = logging.getLogger("evenstep")
@@ -74,9 +77,20 @@ class FixedSession(Session):
 
     def _meet(self, model: torch.nn.Module) -> None:
         check_models(self._meeting, model)
-        for tensor in (*model.parameters(), *model.buffers()):
-            self._group.broadcast(tensor.data)
+        for tensor in State({"model": model}, {}, {}).collect()["models"]["model"].values():
+            self._spread(tensor)
         self._join_groups(self._new_group)
+
+    @torch.no_grad()
+    def _spread(self, tensor: torch.Tensor) -> None:
+        """The leader's numbers on every rank, as bytes: Gloo does not know all kinds of them."""
+        if self.world == 1 or not tensor.numel():
+            return
+        dims = Spec.of(tensor).dims
+        laid = tensor.resolve_conj().resolve_neg().permute(dims).contiguous()
+        self._group.broadcast(bytes_of(laid))
+        if laid.data_ptr() != tensor.data_ptr():
+            tensor.permute(dims).copy_(laid)
 
     def _agree(self, loader: Loader) -> None:
         """The leader learns of all workers and says the first shares."""
@@ -111,6 +125,7 @@ class FixedSession(Session):
             self._meeting.tell("first", [first.shares, first.lr_factor, rule, warmup])
         shares, lr_factor, rule, warmup = self._meeting.hear("first", 0)
         self._plans = [RankPlan(from_step=0, shares=tuple(shares), lr_factor=lr_factor)]
+        self._warmup_steps = warmup
         self._rate.aim(0, lr_factor, warmup if lr_factor != 1.0 else 0)
         self._measures = rule == "adascale"
 

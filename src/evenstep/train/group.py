@@ -2,17 +2,23 @@
 
 A prefix carries its generation and is never used twice. All waiting is done in slices, so that a
 blocked sum can be given up when a peer has failed: Gloo itself cannot be interrupted.
+
+NCCL is for rosters that stay. Where workers come and go, what is on CUDA meets in host memory over
+Gloo, unless EVENSTEP_NCCL=1 in the environment of all workers asks for NCCL there too.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
+from hashlib import blake2b
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn, TypeVar
 
@@ -30,13 +36,20 @@ from torch.distributed.distributed_c10d import (
 
 from evenstep.errors import EvenstepError
 
+log = logging.getLogger("evenstep")
+
 CPU = torch.device("cpu")
 SLICE = timedelta(milliseconds=20)
+POLL_S = 0.0002  # between two looks at a sum of NCCL
+FLUSH_S = 60.0  # for a card to get through the sums that the host has left it
 LAST_WORDS_S = 2.0
 REACH_S = 10.0  # for one attempt
 REACH = timedelta(seconds=REACH_S)
 
 CLOSING, MEETING = "evenstep-close", "evenstep-meet"  # threads
+
+USE_NCCL = "EVENSTEP_NCCL"
+ON_ERROR = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
 
 T = TypeVar("T")
 
@@ -119,6 +132,8 @@ class Group:
         self.generation, self.rank, self.world = generation, rank, world
         self.device, self._check, self._last_words_s = device, check, last_words_s
         self._backend: Any = None
+        self._newest: Work | None = None  # sum of NCCL's, which does them in order
+        self.sees_through = False  # sums of NCCL too: a wait ends when they are there, or by check
         self.is_closed = False
         if world > 1:
             prefix = PrefixStore(f"evenstep/{generation}/{name}", store)
@@ -140,6 +155,8 @@ class Group:
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.SUM)
         work: Work = self._backend.allreduce([tensor], options)
+        if self.device.type == "cuda":
+            self._newest = work
         return work
 
     def wait(self, work: Work | Transfer | None) -> None:
@@ -147,7 +164,7 @@ class Group:
         if work is None:
             return
         if self.device.type == "cuda":
-            work.wait()  # orders the streams; the host goes on
+            self._wait_on_card(work)
             return
         begun_s = time.monotonic()
         while True:
@@ -158,6 +175,31 @@ class Group:
                 self._check(time.monotonic() - begun_s)
                 if "Operation timed out" not in str(e):
                     self._mourn(e)
+
+    def _wait_on_card(self, work: Any) -> None:
+        """Whatever the card does next comes after the sum; the host goes on, or sees it through.
+
+        Never with a timeout of NCCL's, which would break off the sum.
+        """
+        try:
+            if self.sees_through:
+                self._poll(work)
+            work.wait()
+        except RuntimeError as e:
+            self._mourn(e)
+
+    def _poll(self, work: Any) -> None:
+        begun_s = asked_s = time.monotonic()
+        while not work.is_completed():
+            now_s = time.monotonic()
+            if now_s - asked_s >= SLICE.total_seconds():
+                asked_s = now_s
+                try:
+                    self._check(now_s - begun_s)
+                except GroupGoneError:
+                    self.close()  # at once: what waits for this sum on the card would hang with it
+                    raise
+            time.sleep(POLL_S)
 
     def _mourn(self, error: Exception) -> NoReturn:
         """A peer's connection broke: give its own word time to arrive, then say what is known."""
@@ -204,7 +246,14 @@ class Group:
         # The destructor joins a blocked sum, until its peers have closed their ends too: never in
         # the training thread. A process that ends in the midst of it would be aborted.
         box, self._backend, self.is_closed = [self._backend], None, True
-        thread = threading.Thread(target=box.clear, name=CLOSING, daemon=True)
+        newest, self._newest = self._newest, None
+
+        def end() -> None:
+            if self.device.type == "cuda" and box[0] is not None:
+                _end_nccl(box[0], None if self.sees_through else newest)
+            box.clear()
+
+        thread = threading.Thread(target=end, name=CLOSING, daemon=True)
         thread.start()
         thread.join(wait_s)
 
@@ -213,7 +262,7 @@ def await_closed(wait_s: float = LAST_WORDS_S) -> None:
     """Give groups that were let go the time to be gone, before the process ends."""
     until_s = time.monotonic() + wait_s
     for thread in threading.enumerate():
-        if thread.name in (CLOSING, MEETING):
+        if thread.name in (CLOSING, MEETING) and thread.ident is not None:  # it has begun
             thread.join(max(0.0, until_s - time.monotonic()))
 
 
@@ -268,6 +317,56 @@ def gather(store: Store, generation: int, rank: int, world: int, check: Check) -
         raise PeerLostError(f"the leader's store is gone: {e}") from e
 
 
+def card_of(device: torch.device) -> int:
+    """A number for a device's card, the same in all processes; 0: none that NCCL can use."""
+    if device.type != "cuda" or not torch.distributed.is_nccl_available():
+        return 0
+    name = str(torch.cuda.get_device_properties(device).uuid)
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def on_cards(group: Group, card: int, *, elastic: bool) -> bool:
+    """Whether gradients can meet on the cards that they are on. All ranks ask at once."""
+    table = torch.zeros(group.world, 2, dtype=torch.int64)  # floats would not tell cards apart
+    willing = not elastic or os.environ.get(USE_NCCL) == "1"
+    table[group.rank, 0], table[group.rank, 1] = card, willing
+    cards, wills = group.sum(table).T.tolist()
+    why = why_on_host(cards, wills)
+    if why and any(cards) and group.rank == 0:
+        _tell(why)
+    if not why and elastic and not any(name in os.environ for name in ON_ERROR):
+        # Or else its watchdog ends this process when a peer dies: what the group is to survive.
+        os.environ[ON_ERROR[0]] = "0"
+    return not why
+
+
+def why_on_host(cards: Sequence[int], willing: Sequence[int]) -> str:
+    """Why gradients go through host memory, by the card of each rank; empty: they need not."""
+    if 0 in cards:
+        return "not all workers have a card that NCCL can use"
+    if shared := [rank for rank, card in enumerate(cards) if cards.count(card) > 1]:
+        return f"ranks {', '.join(map(str, shared))} share cards, and NCCL needs one for each"
+    if not all(willing):
+        return (
+            "where workers come and go, one that dies may leave NCCL hanging; "
+            f"{USE_NCCL}=1 for all workers uses it all the same"
+        )
+    return ""
+
+
+@cache  # once for each reason, not in every generation
+def _tell(why: str) -> None:
+    log.info("gradients on CUDA go through host memory, over Gloo: %s", why)
+
+
+def _end_nccl(backend: Any, newest: Any) -> None:
+    """Let a group of NCCL go, after a sum that still counts: ending it breaks off all under way."""
+    until_s = time.monotonic() + FLUSH_S
+    while newest is not None and not newest.is_completed() and time.monotonic() < until_s:
+        time.sleep(POLL_S)
+    backend.abort()
+
+
 def _backend(
     store: Store, rank: int, world: int, device: torch.device, address: str, timeout: timedelta
 ) -> Any:
@@ -276,7 +375,11 @@ def _backend(
 
         options = ProcessGroupNCCL.Options()
         options._timeout = timeout
-        return ProcessGroupNCCL(store, rank, world, options)
+        nccl = ProcessGroupNCCL(store, rank, world, options)
+        with torch.cuda.device(device):  # this thread's
+            # Now, when waiting has bounds: by itself it would do so in the first backward pass.
+            nccl.eager_connect_single_device(device)
+        return nccl
     from torch.distributed import ProcessGroupGloo
 
     if not address or "GLOO_SOCKET_IFNAME" in os.environ:  # who names an interface, means it

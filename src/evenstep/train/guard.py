@@ -12,6 +12,7 @@ from evenstep.train.state import State
 from evenstep.train.tree import put_together
 
 KNOWN_BATCHES = 1000  # after which a script has shown what it does in a batch
+CARD_BYTES = 16  # of the state of a generator on CUDA: a seed and how far it is
 
 
 def skip_if(void: Callable[[], bool], thing: Any) -> None:
@@ -30,17 +31,34 @@ def skip_if(void: Callable[[], bool], thing: Any) -> None:
         thing.__class__ = type(kind.__name__, (kind,), {"step": staticmethod(guarded)})
 
 
+def card_random(device: torch.device) -> torch.Tensor:
+    """The state of the generator of a card; of another device, what stands for none.
+
+    Always of one size: workers with and without a card hand over one state together.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.full((CARD_BYTES,), 255, dtype=torch.uint8)  # zeros: those of a seed of 0
+
+
+def set_card_random(device: torch.device, state: torch.Tensor | None) -> None:
+    """Put back what `card_random` gave, be it elsewhere. Nothing, where either had no card."""
+    if device.type == "cuda" and state is not None and not bool((state == 255).all()):
+        torch.cuda.set_rng_state(state, device)
+
+
 class Undo:
     """What a step changes before it is known to count, as it was when the step began."""
 
     def __init__(self, model: torch.nn.Module, small: Sequence[Any]) -> None:
-        self._params = [p for p in model.parameters() if p.requires_grad]
+        self._params = list(model.parameters())  # one that rests now may be unfrozen later
         self._buffers = list(model.buffers())
         self._kept = [b.clone() for b in self._buffers]
         self._small = list(small)  # objects whose state is a few numbers, as a GradScaler's
         self._states: list[Any] = []
         self._grads: list[torch.Tensor | None] = []
-        self._random = torch.get_rng_state()
+        self._device = self._params[0].device
+        self._keep_random()
         self._all: tuple[State, bytes, list[torch.Tensor]] | None = None
 
     def keep(self, *, accumulating: bool) -> None:
@@ -51,8 +69,11 @@ class Undo:
         self._grads = []
         if accumulating:
             self._grads = [None if p.grad is None else p.grad.clone() for p in self._params]
-        self._random = torch.get_rng_state()
+        self._keep_random()
         self._all = None
+
+    def _keep_random(self) -> None:
+        self._random, self._card_random = torch.get_rng_state(), card_random(self._device)
 
     @property
     def has_all(self) -> bool:
@@ -81,6 +102,7 @@ class Undo:
         for thing, state in zip(self._small, self._states, strict=True):
             thing.load_state_dict(state)
         torch.set_rng_state(self._random)
+        set_card_random(self._device, self._card_random)
 
     def forget(self) -> None:
         """The step is over: nothing of its gradients is left."""

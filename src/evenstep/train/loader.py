@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from evenstep.config import BatchSettings
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.order import Order, cut
 from evenstep.train.pulse import MOST_SAMPLES
 
@@ -47,7 +47,11 @@ class ShareSampler(Sampler[list[int]]):
 
 
 class Loader:
-    """What `session.loader` returns: iterate it once an epoch."""
+    """What `session.loader` returns: iterate it once an epoch.
+
+    A loop that is left, by `break` say, has used what it was trained on: another one goes on with
+    the samples that come next in the epoch. A batch without a backward pass comes again.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,8 @@ class Loader:
         self._session, self._weight = session, weight
         self.batch = batch
         self.epoch = self.cursor = 0  # the epoch, and the sample of it, that comes next
+        self._taken: tuple[int, int] | None = None  # the step in hand, and where it ends
+        self._loops, self._was_left = 0, False
         if session.probe is not None:
             dataset, options = session.probe.watch_data(dataset, options)
         length = len(dataset)  # type: ignore[arg-type]
@@ -81,6 +87,9 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         session, order = self._session, self.order
         session.enter()
+        self.leave()
+        self._loops, self._was_left = self._loops + 1, False
+        loop = self._loops
         cut_for = 0
         batches: Iterator[Any] = iter(())
         while order.end(self.cursor, session.batch) > self.cursor:
@@ -102,10 +111,20 @@ class Loader:
             if self._weight is not None and high > low:
                 weight = float(self._weight(batch))
             session.begin_step(step, samples=high - low, weight=weight, total=end - begin)
-            yield batch
-            session.end_step(step)
-            if session.step > step:
-                self.cursor = max(self.cursor, end)  # others, whose state it got, may be further
+            self._taken = step, end
+            try:
+                yield batch
+            except GeneratorExit:  # by `break`, by an error, or when memory is collected: who knows
+                if loop == self._loops and self._taken is not None:
+                    self._was_left = True
+                    session.left()
+                raise
+            if loop != self._loops:
+                raise EvenstepError(
+                    "this loop over session.loader(...) was left for another one, and its samples "
+                    "are used. Go on with the newest iterator alone."
+                )
+            self._end_step()
         next(batches, None)  # lets loader workers end as they like to
         epoch = self.epoch  # the sum to come may bring the state of others who are through it
         # For whoever gets this state meanwhile: with a batch that has shrunk, what `drop_last`
@@ -114,9 +133,40 @@ class Loader:
         session.end_epoch()
         self.epoch, self.cursor = epoch + 1, 0
 
+    @property
+    def reached(self) -> int:
+        """The sample that comes next, also where a loop was left and not gone on with yet."""
+        if self._taken is not None and self._session.is_left_behind:
+            return max(self.cursor, self._taken[1])
+        return self.cursor
+
+    def leave(self) -> None:
+        """End the last step of a loop that is over, if its batch made one."""
+        if self._taken is None:
+            return
+        if self._session.void or self._session.is_done:
+            self._end_step()
+        self._taken = None
+        self._session.let_go_of_batch()
+
+    def leave_epoch(self) -> None:
+        """Begin the next epoch, if the last loop was left in the midst of this one."""
+        if self._was_left and self.cursor:
+            self.epoch, self.cursor = self.epoch + 1, 0
+        self._was_left = False
+
+    def _end_step(self) -> None:
+        """The batch in hand has been used."""
+        assert self._taken is not None
+        (step, end), self._taken = self._taken, None
+        self._session.end_step(step)
+        self._session.let_go_of_batch()
+        if self._session.step > step:
+            self.cursor = max(self.cursor, end)  # others, whose state it got, may be further
+
     def state_dict(self) -> dict[str, Any]:
         """Where the order stands."""
-        return {**self._order(), "epoch": self.epoch, "cursor": self.cursor}
+        return {**self._order(), "epoch": self.epoch, "cursor": self.reached}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on there. Refuses another order than was begun with."""

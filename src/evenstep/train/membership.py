@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from evenstep.launch.environment import Coordinator
-from evenstep.messages import Generation, Stuck
+from evenstep.messages import Alive, Generation, Stuck
 from evenstep.train.control import Control
 from evenstep.train.group import SupersededError
 
@@ -34,8 +34,14 @@ class Membership:
         self.step = 0
         self.usual_s = 0.0  # how long a step takes
         self.waiting = False  # on peers, or for a generation
+        self.apart = False  # the step's sums are through, and no batch has been asked for since
         self._complained = 0
-        self.control = Control(where, lambda: (self.generation, self.step, self.waiting))
+        self.control = Control(where, self._progress)
+
+    def _progress(self) -> Alive:
+        return Alive(
+            generation=self.generation, step=self.step, waiting=self.waiting, apart=self.apart
+        )
 
     @property
     def worker(self) -> str:

@@ -1,14 +1,15 @@
 """Compute time of a step on this worker, waiting on peers never counted.
 
 The clock runs from the moment the batch is in hand to the moment the last local gradient is ready.
-On CUDA the two moments are events on the stream, read a step later so that nothing waits for them.
+On CUDA the moments are events on the stream, read a step later so that nothing waits for them.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -16,52 +17,116 @@ import torch
 LEAST_S = 1e-9
 
 
-class Meter:
-    """Marks the moments of a step."""
+class Clock(Protocol):
+    """Marks moments, and says what lies between two of them."""
+
+    late: bool  # whether moments are best read a step later
+
+    def now(self) -> Any: ...
+    def between(self, earlier: Any, later: Any) -> float: ...
+
+
+class HostClock:
+    """What the host does is done when it says so."""
+
+    late = False
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def between(self, earlier: float, later: float) -> float:
+        return later - earlier
+
+
+class StreamClock:
+    """The host is ahead of its card: a moment is an event that the card passes when it gets there.
+
+    To read one that the card has not passed yet is to wait for it.
+    """
+
+    late = True
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._begun: Any = None
-        self._ready: Any = None
-        self._waited_s = 0.0
-        self.wait_s = 0.0  # of the step before
-        self._before: tuple[Any, Any] | None = None
+        self._device = device
+
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        # Of the model's card: the thread that asks may have another one as its current device.
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def between(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
+        later.synchronize()  # elapsed_time itself does not wait: it raises
+        earlier.synchronize()  # it may be of another stream
+        return float(earlier.elapsed_time(later) / 1000)
+
+
+@dataclass(slots=True)
+class Lap:
+    """The moments of one step: a batch in hand, then gradients ready and sums there, in turns."""
+
+    marks: list[Any] = field(default_factory=list)
+    samples: int = 0
+    waited_s: float = 0.0  # within passes
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has had a backward pass."""
+        return len(self.marks) > 1
+
+
+class Meter:
+    """Marks the moments of a step.
+
+    On a card, seconds are those of the step before if it had as many samples; if not, as in the
+    first step and when shares change, the host waits for its card once.
+    """
+
+    def __init__(self, device: torch.device, clock: Clock | None = None) -> None:
+        on_card = device.type == "cuda"
+        self._clock = clock or (StreamClock(device) if on_card else HostClock())
+        self._lap = Lap()
+        self._before: Lap | None = None
 
     def begin(self) -> None:
         """The batch is in hand."""
-        if self._ready is not None:
-            self._before, self.wait_s = (self._begun, self._ready), self._waited_s
-        self._begun, self._ready, self._waited_s = self._mark(), None, 0.0
+        if self._lap.is_ready:
+            self._before = self._lap
+        self._lap = Lap([self._clock.now()])
 
     def ready(self) -> None:
         """The last local gradient of a backward pass is ready."""
-        self._ready = self._mark()
+        marks = self._lap.marks
+        if len(marks) % 2 == 0:  # the pass before was never reduced
+            del marks[-1:]
+        marks.append(self._clock.now())
 
     def reduced(self) -> None:
         """The sums have arrived: what lies between is waiting."""
-        if not self._cuda:
-            self._waited_s += time.perf_counter() - self._ready
+        self._lap.marks.append(self._clock.now())
 
     def waited(self, seconds: float) -> None:
         """Waiting on peers within a pass, as synchronised layers do."""
-        if not self._cuda:
-            self._waited_s += seconds
+        self._lap.waited_s += seconds
 
-    def compute_s(self) -> float:
-        """From the batch to the last gradient, less what earlier passes waited in between."""
-        if not self._cuda:
-            return float(max(LEAST_S, self._ready - self._begun - self._waited_s))
+    def compute_s(self, samples: int) -> float:
+        """From the batch to the last gradient of a step with so many samples, waiting left out."""
+        self._lap.samples = samples
+        lap, before = self._lap, self._before
+        if self._clock.late and before is not None and before.samples == samples:
+            lap = before
+        return max(LEAST_S, self._sum(lap.marks) - lap.waited_s)
+
+    @property
+    def wait_s(self) -> float:
+        """What the step before waited on peers."""
         if self._before is None:
-            return LEAST_S
-        begun, ready = self._before
-        return float(max(LEAST_S, begun.elapsed_time(ready) / 1000))
+            return 0.0
+        return self._sum(self._before.marks[1:]) + self._before.waited_s
 
-    def _mark(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def _sum(self, marks: list[Any]) -> float:
+        """Of every other stretch, from the first moment on."""
+        return sum(map(self._clock.between, marks[::2], marks[1::2]))
 
 
 class Outlook:

@@ -14,6 +14,7 @@ cannot hold its numbers, in half precision or on a GPU, it goes beside it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,12 +37,13 @@ class Bucket:
         self, params: Sequence[torch.nn.Parameter], device: torch.device, room: int = 0
     ) -> None:
         self.params = list(params)
-        sizes = [p.numel() for p in self.params]
-        self._num = sum(sizes)
+        sizes, dtype = [p.numel() for p in self.params], self.params[0].dtype
+        self._num = sum(sizes) * (2 if dtype.is_complex else 1)  # a complex number is summed as two
         # Where the group can reduce it: on the host, for gradients of a GPU beside other devices.
         # Some room more, for when there are more workers. Nothing is read before it is written.
-        self._all = torch.empty(self._num + 4 * room, dtype=self.params[0].dtype, device=device)
-        self.views = list(map(_like, self._all[: self._num].split(sizes), self.params))
+        self._all = torch.empty(self._num + 4 * room, dtype=_real(dtype), device=device)
+        gradients = self._all[: self._num].view(dtype)
+        self.views = list(map(_like, gradients.split(sizes), self.params))
         self.filled: set[int] = set()  # places of the parameters whose gradients are in
         self.work: Work | None = None
         self._is_lent = False  # to a sum that may still write to it
@@ -98,10 +100,28 @@ class Bucket:
         self.work, self._is_lent = None, False
 
 
+def _real(dtype: torch.dtype) -> torch.dtype:
+    """What the parts of a number are: itself, unless it is complex."""
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
 def _like(piece: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
     """A part of the buffer in the shape of a parameter, and in its order in memory."""
     dense = torch.empty_like(param, device="meta").stride() == param.stride()  # no gaps, no overlap
     return piece.as_strided(param.shape, param.stride()) if dense else piece.view(param.shape)
+
+
+class Pass:
+    """One backward pass. It lives as long as autograd keeps it, and is called at its end.
+
+    A pass that fails is dropped without being called: that is how the next one knows of it.
+    """
+
+    def __init__(self, at_end: Callable[[], None]) -> None:
+        self._at_end = at_end
+
+    def __call__(self) -> None:
+        self._at_end()
 
 
 class Reducer:
@@ -124,6 +144,7 @@ class Reducer:
         on_gone: Callable[[GroupGoneError], None] | None = None,
     ) -> None:
         self._params = [p for p in params if p.requires_grad]
+        self._known = {id(p) for p in self._params}
         self.weight = 1.0  # of this worker's mean, of 1 over all workers
         self.measures = False  # squared norms, for whoever wants to know the gradients' noise
         self.own_squared_norm = self.squared_norm = 0.0  # of this worker's mean, and of the whole's
@@ -134,7 +155,7 @@ class Reducer:
         self._pulse = torch.zeros(0)
         self._pulse_work: Work | None = None  # if it goes by itself
         self._next = 0  # the bucket to be reduced next
-        self._armed = False
+        self._pass: weakref.ref[Pass] | None = None  # that is not over, or that failed
         self.void = False  # the group is gone: nothing is reduced until there is another
         self._handles: list[Any] = [
             p.register_post_accumulate_grad_hook(self._on_grad) for p in self._params
@@ -144,11 +165,12 @@ class Reducer:
         """Reduce over another group. Buffers to which an abandoned sum may write are made anew."""
         self.group, self._control = group, control
         before, self.buckets, self._next, self.void = self.buckets, [], 0, False
+        self._pass = None
         # Alone there is nobody to reduce with, and gradients stay untouched where they are.
         if group.world > 1:
             parts = cut(self._params)
             last = parts[-1][0]
-            holds = last.dtype in EXACT and group.device.type == "cpu"
+            holds = _real(last.dtype) in EXACT and group.device.type == "cpu"
             room = pulse + len(self._params) if holds else 0
             for i, params in enumerate(parts):
                 behind = room if i == len(parts) - 1 else 0
@@ -182,10 +204,18 @@ class Reducer:
             handle.remove()
         self.let_go()
 
+    def check_known(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+        """Refuse to step by a gradient that is not reduced: this worker's own, also if alone."""
+        known = self._known
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if id(param) not in known and param.grad is not None:
+                    raise EvenstepError(_of_stranger(param, model))
+
     def _on_grad(self, param: torch.Tensor) -> None:
-        if not self._armed:
-            self._armed = True
-            Variable._execution_engine.queue_callback(self._finish)
+        if self._pass is None or self._pass() is None:
+            self._begin_pass()
+        _check_gradient(param)
         if self.void or not self.buckets:
             return
         bucket, place = self._place_of[param]
@@ -201,6 +231,20 @@ class Reducer:
             if len(bucket.filled) < len(bucket.params):
                 break
             self._start(bucket)
+
+    def _begin_pass(self) -> None:
+        if self._pass is not None and not self.void:  # the one before failed, and was caught
+            if self._next:
+                raise EvenstepError(
+                    "an earlier backward pass of this batch failed after part of its gradients was "
+                    "sent to the other workers, so it cannot be repeated. If memory ran out, give "
+                    "this worker a limit: evenstep.join(cap=...)."
+                )
+            for bucket in self.buckets:
+                bucket.filled.clear()
+        begun = Pass(self._finish)
+        self._pass = weakref.ref(begun)
+        Variable._execution_engine.queue_callback(begun)
 
     def _start(self, bucket: Bucket) -> None:
         if self.measures and self.weight > 0:
@@ -222,7 +266,7 @@ class Reducer:
 
     def _finish(self) -> None:
         """The end of backward: parameters without a gradient count as zero; wait for the sums."""
-        self._armed = False
+        self._pass = None
         if not self.void:
             try:
                 self._reduce()
@@ -252,6 +296,39 @@ class Reducer:
             bucket.empty(scale, used[:num])
             used = used[num:]
         self._next = 0
+
+
+def _of_stranger(param: torch.Tensor, model: torch.nn.Module) -> str:
+    """What to tell of a parameter with a gradient that is not reduced."""
+    name = next((f"{n}, " for n, p in model.named_parameters() if p is param), "")
+    told = f"a parameter ({name}shape {tuple(param.shape)}) has a gradient of this worker alone: "
+    if not name:
+        return told + (
+            "it is in the optimizer, but not in the model given to session.prepare. Give both in "
+            "one: session.prepare(torch.nn.ModuleList([model, ...]), optimizer)."
+        )
+    return told + (
+        "it was frozen, or not there, when session.prepare was called. Call prepare when all that "
+        "will ever train is in the model and trainable; what is to rest meanwhile may be frozen "
+        "right after, and unfrozen at any time."
+    )
+
+
+def _check_gradient(param: torch.Tensor) -> None:
+    """Refuse what cannot be reduced, also where there is nobody to reduce with yet."""
+    grad = param.grad
+    assert grad is not None
+    if grad.layout is not torch.strided:
+        raise EvenstepError(
+            f"a parameter of shape {tuple(param.shape)} got a sparse gradient, and only dense ones "
+            "are reduced over workers. Make its layer with sparse=False."
+        )
+    if grad.requires_grad:
+        raise EvenstepError(
+            f"a parameter of shape {tuple(param.shape)} got a gradient with a graph of its own, "
+            "which is lost when gradients are reduced over workers. Call backward without "
+            "create_graph=True; torch.autograd.grad(loss, ..., create_graph=True) may go before it."
+        )
 
 
 def cut(params: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:

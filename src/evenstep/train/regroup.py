@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from evenstep.launch.environment import Coordinator
 from evenstep.messages import Began, Generation
 from evenstep.train.checkpoint import Checkpoints
 from evenstep.train.group import CPU, Group, GroupGoneError, PeerLostError, gather, reach
-from evenstep.train.guard import Phases, Undo
+from evenstep.train.guard import Phases, Undo, card_random, set_card_random
 from evenstep.train.handover import hand_over
 from evenstep.train.membership import EVICTED, LEFT, LeftError, Membership
 from evenstep.train.position import Position, compare
@@ -32,7 +34,7 @@ from evenstep.train.state import State
 
 log = logging.getLogger("evenstep")
 
-TIMEOUT_S = 600.0  # of a sum, if all else fails
+TIMEOUT_S = 7200.0  # of a sum, if all else fails: longer than any patience of the coordinator's
 MEET_S = 10.0  # to make a group of ranks that are all there
 
 
@@ -51,7 +53,7 @@ class Regrouping(Session):
     ) -> None:
         super().__init__(settings, cap=cap, min_share=min_share, seed=seed, kind=kind)
         self._member = Membership(where)
-        self._address = where.address
+        self._address, self._token = where.address, where.token
         self._store, self._port = _host(where.address)
         self._reporter = Reporter(self._member.control.tell)
         self._state: State
@@ -61,8 +63,8 @@ class Regrouping(Session):
         self._before = (self._at, 0)  # as the step at hand began
         self._last_sum = torch.zeros(0, dtype=torch.uint8)  # its bytes: somebody may have missed it
         self._lost = False  # the group is gone, and there is no other yet
-        self._adopted = False  # the step at hand was done by others, and the state is theirs
         self._checkpoints: Checkpoints | None = None
+        self._saves = False  # it is this worker who writes them
         self._saved_s = time.monotonic()
 
     def _regroup(self, planned: int = 0) -> bool:
@@ -98,8 +100,9 @@ class Regrouping(Session):
         self._member.step = self._next_step
         assert self._reducer is not None
         self._reducer.void = self.void  # in the midst of a step that is void, it stays so
+        self._saves = told.saves == self._member.worker
         self._plans = [RankPlan(from_step=self._next_step, shares=told.shares)]
-        self._measures = told.measures
+        self._measures, self._warmup_steps = told.measures, told.lr_warmup_steps
         if told.lr_factor != self._rate.target:
             # Some may be within a step that all have reduced: it keeps the rate it began with.
             self._rate.aim(self._at.steps, told.lr_factor, told.lr_warmup_steps)
@@ -180,6 +183,7 @@ class Regrouping(Session):
             "order": self._loader.state_dict(),
             "rate": self._rate.state_dict(),
             "random": torch.get_rng_state(),
+            "card_random": card_random(self._device),
         }
 
     def _take_on(self, plain: dict[str, Any]) -> None:
@@ -188,6 +192,7 @@ class Regrouping(Session):
         self._rate.load_state_dict(plain["rate"])
         self._next_step, self._batches_since_step = plain["step"], plain["unused"]
         torch.set_rng_state(plain["random"])
+        set_card_random(self._device, plain.get("card_random"))  # older checkpoints have none
 
     # A step that does not count.
 
@@ -221,6 +226,18 @@ class Regrouping(Session):
             group.close(0.0)
 
     # Checkpoints.
+
+    def _open_checkpoints(self) -> Checkpoints | None:
+        """The run's, if this host has its folder: one of the same name has not the same token."""
+        welcome = self._member.control.welcome
+        if not welcome.run:
+            return None
+        folder = Path(welcome.run)
+        with suppress(OSError):
+            if (folder / "token").read_text(encoding="utf-8").strip() == self._token:
+                return Checkpoints(folder / "checkpoints", keep=welcome.checkpoints_kept)
+        log.info("%s is not on this host: this worker writes no checkpoints", folder)
+        return None
 
     def _load_checkpoint(self) -> None:
         """Nobody trains yet: the run goes on where its newest checkpoint ends, if it has one."""

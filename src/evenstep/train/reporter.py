@@ -36,8 +36,12 @@ class Reporter:
         seconds: float,
         reports: Sequence[Report],
         grad_squared_norm: float,
+        position: int,
     ) -> None:
-        """A step was taken by a generation; its reports are in the order of the roster."""
+        """A step was taken by a generation; its reports are in the order of the roster.
+
+        `position`: samples of the job that the run has walked through with it.
+        """
         now_s = self._clock()
         if not self._pace.wants(now_s, [r.compute_s for r in reports]):
             samples = sum(r.samples for r in reports)
@@ -52,6 +56,7 @@ class Reporter:
                 reports=rows,
                 grad_squared_norm=grad_squared_norm,
                 quiet=self._tally.take(by.number),
+                position=position,
             )
         )
         self._pace.decided(now_s, TELLING_S, moved=False)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import platform
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -21,7 +19,8 @@ from evenstep.decide.learning import global_batch
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train import norm, pulse
 from evenstep.train.evaluation import PartSampler
-from evenstep.train.group import CPU, Group, GroupGoneError, await_closed
+from evenstep.train.facts import facts_of, settings_of
+from evenstep.train.group import CPU, Group, GroupGoneError, await_closed, card_of, on_cards
 from evenstep.train.loader import Loader, Weight, check_dataset
 from evenstep.train.meter import Meter, Outlook
 from evenstep.train.order import cut
@@ -32,7 +31,7 @@ from evenstep.train.reduce import Reducer
 
 log = logging.getLogger("evenstep")
 
-FORGOTTEN = 200  # batches without any optimizer step, after which the script is surely wrong
+FORGOTTEN = 200  # batches without any optimizer step, which is worth a word
 
 
 class Session(ABC):
@@ -72,7 +71,11 @@ class Session(ABC):
         self._report: tuple[int, float, float] = (0, 0.0, 1.0)  # samples, weight, total
         self._reports: list[Report] = []
         self._batches_since_step = 0  # whose gradients no optimizer has used yet
+        self._has_optimizer = self._told_forgotten = False
+        self._warmup_steps = 0  # in which the learning rate's first factor is reached
         self._in_hand = False  # a batch of the loader
+        self._left_s: float | None = None  # when a loop was left with its last batch in hand
+        self._adopted = False  # the step at hand was done by others, and the state is theirs
         self.void = False  # the step at hand does not count: a worker was lost, it is repeated
 
     def __enter__(self) -> Self:
@@ -84,9 +87,15 @@ class Session(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and not isinstance(error, Finished):
-            self._fail(error)
-        self.close()
+        try:
+            if error is None and self._loader is not None:
+                self._loader.leave()
+            self._left_s = None  # or by that error: how far the step came nobody knows
+            # A loop in a generator that is closed has not failed: nobody asks it to go on.
+            if error is not None and not isinstance(error, Finished | GeneratorExit):
+                self._fail(error)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End this worker's part. The model stays as it is."""
@@ -107,13 +116,13 @@ class Session(ABC):
     @property
     def step(self) -> int:
         """Steps taken by the whole cluster."""
-        return self._next_step
+        return self._next_step + self.is_left_behind
 
     @property
     def batch(self) -> int:
         """The global batch of the coming step."""
         if self._plans:
-            return sum(self.shares_at(self._next_step))
+            return sum(self.shares_at(self.step))
         return global_batch(self._loader.batch, self.world) if self._loader else 0
 
     @property
@@ -123,7 +132,7 @@ class Session(ABC):
         Those that `drop_last` leaves out of an epoch count with it.
         """
         loader = self._loader
-        return loader.epoch * loader.order.length + loader.cursor if loader else 0
+        return loader.epoch * loader.order.length + loader.reached if loader else 0
 
     @property
     def counted(self) -> int:
@@ -162,6 +171,8 @@ class Session(ABC):
             self.probe.watch_model(model, self._reducer)
         for i, other in enumerate(others):
             if isinstance(other, torch.optim.Optimizer):
+                self._has_optimizer = True
+                other.register_step_pre_hook(self._check_reduced)
                 other.register_step_pre_hook(self._before_optimizer_step)  # with the user's rate
                 self._rate.attach(other)
                 other.register_step_post_hook(self._on_optimizer_step)
@@ -210,7 +221,11 @@ class Session(ABC):
         return loader
 
     def epochs(self, num: int) -> Iterator[int]:
-        """Epoch numbers from where the run stands."""
+        """Epoch numbers from where the run stands.
+
+        With each of them an epoch begins: what a loop that was left has not used of the one before
+        stays unused.
+        """
         if self._loader is None:
             raise ConfigError("epochs", "call session.loader(...) first")
         self._num_epochs = num
@@ -218,6 +233,8 @@ class Session(ABC):
         epoch = self._loader.epoch
         while epoch < num:
             yield epoch
+            self._leave_loop()
+            self._loader.leave_epoch()
             epoch = max(epoch + 1, self._loader.epoch)  # a spare comes back in a later one
 
     def register(self, name: str, thing: Any) -> None:
@@ -233,9 +250,11 @@ class Session(ABC):
     def sum(self, value: torch.Tensor | float) -> torch.Tensor:
         """The sum of a value over all workers. All must ask at the same point."""
         self.enter()
+        self._leave_loop()
         tensor = torch.as_tensor(value).detach()
+        mine = tensor.to("cpu", copy=True)  # from a card, this waits for its work
         begun_s = time.perf_counter()
-        summed = self._sum(tensor.to("cpu", copy=True))
+        summed = self._sum(mine)
         self._waited(time.perf_counter() - begun_s)
         return summed.to(tensor.device)
 
@@ -248,8 +267,24 @@ class Session(ABC):
         finish together. Add up counts with `session.sum`.
         """
         check_dataset(dataset, 1, options)
-        sampler = PartSampler(len(dataset), self.enter, self._part_of, shuffle=shuffle)
+        sampler = PartSampler(len(dataset), self._enter_evaluation, self._part_of, shuffle=shuffle)
         return DataLoader(dataset, batch_size=batch_size, sampler=sampler, **options)
+
+    def _enter_evaluation(self) -> None:
+        """Be part of a generation, with statistics that are one also where a loop was left."""
+        self.enter()
+        if self._leave_loop():
+            Session.end_epoch(self)
+
+    def _leave_loop(self) -> bool:
+        """If the loop over the loader was left, end its last step, with all that may follow one."""
+        if self._left_s is None or self._loader is None:
+            return False
+        was_step = self.void or self.is_done
+        self._loader.leave()
+        if was_step:
+            self.settle()
+        return True
 
     def _part_of(self, length: int) -> tuple[int, int]:
         """From where to where this worker's part of a dataset goes."""
@@ -275,7 +310,7 @@ class Session(ABC):
         self._reducer.weight = weight / total
         self._reducer.measures = self._measures
         self._rate.begin_step(step)
-        self._reports, self._in_hand = [], True
+        self._reports, self._in_hand, self._left_s = [], True, None
         self._meter.begin()
 
     def _fill_pulse(self, used: list[bool]) -> torch.Tensor:
@@ -289,7 +324,7 @@ class Session(ABC):
         samples, weight, _ = self._report
         report = Report(
             samples=samples,
-            compute_s=self._meter.compute_s(),
+            compute_s=self._meter.compute_s(samples),
             wait_s=self._meter.wait_s,
             free_cpu=self._outlook.free_cpu,
             free_memory=self._outlook.free_memory,
@@ -301,32 +336,51 @@ class Session(ABC):
     def _read_pulse(self, summed: torch.Tensor) -> tuple[float, list[bool]]:
         """All reports and the leader's plan; what makes the weights add up to one; who is used."""
         self._meter.reduced()
-        self._batches_since_step += 1
+        if not self._reports or not self._batches_since_step:  # not once more for another pass
+            self._batches_since_step += 1
         self._reports, plan, switch, used = pulse.read(summed, self._next_step, self.world)
         if plan is not None:
             self._plans.append(plan)
             # It came in single precision: the same factor must not cut a warm-up short.
             if not math.isclose(plan.lr_factor, self._rate.target, rel_tol=1e-5):
                 left = self._rate.steps_left(plan.from_step)  # of a warm-up that goes on
+                if self._rate.target == 1.0:
+                    left = self._warmup_steps  # it begins only now, where noise was to be measured
                 self._rate.aim(plan.from_step, plan.lr_factor, left)
         if switch:
             self._switch(switch)
         total = sum(r.weight for r in self._reports)
         return self._report[2] / total if total > 0 else 0.0, used
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the batch in hand has made a step that counts."""
+        return not self.void and (bool(self._reports) or self._adopted)
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether a loop was left after a step that has not been ended yet."""
+        return self._left_s is not None and self.is_done
+
+    def left(self) -> None:
+        """The loop over the loader is closed, by `break` or by an error, with a batch in hand."""
+        self._left_s = time.monotonic()
+
+    def let_go_of_batch(self) -> None:
+        """No batch is in hand any more, whatever became of it."""
+        self._in_hand, self._left_s = False, None
+
     def end_step(self, step: int) -> None:
-        """The loop asks for the next batch: the step is done."""
+        """The loop asks for the next batch, or was left: the step is done."""
         if not self._reports:
             raise EvenstepError(
                 f"step {step} had no backward pass: every batch needs one on every rank"
             )
         self._next_step, self._in_hand = step + 1, False
-        if self._batches_since_step > FORGOTTEN:
-            raise EvenstepError(
-                f"no optimizer given to session.prepare has taken a step in {FORGOTTEN} batches. "
-                "Pass the optimizer to prepare, and call optimizer.step()."
-            )
-        self._tell_step(step, time.monotonic() - self._began_s)
+        if self._batches_since_step > FORGOTTEN and not self._told_forgotten:
+            self._tell_forgotten()
+        ended_s = time.monotonic() if self._left_s is None else self._left_s
+        self._tell_step(step, ended_s - self._began_s)
         if self.probe is not None:
             self.probe.end_step()
 
@@ -347,8 +401,29 @@ class Session(ABC):
         norm = self._reducer.own_squared_norm if own else self._reducer.squared_norm
         return norm if math.isfinite(norm) else 0.0
 
+    def _check_reduced(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        assert self._reducer is not None
+        assert self._model is not None
+        self._reducer.check_known(optimizer, self._model)
+
     def _on_optimizer_step(self, *_: Any) -> None:
         self._batches_since_step = 0
+
+    def _tell_forgotten(self) -> None:
+        """Gradients pile up: for the good, or because a line is missing."""
+        if not self._has_optimizer:
+            raise EvenstepError(
+                f"session.prepare was given no optimizer, and {FORGOTTEN} batches have passed. "
+                "Pass it to prepare along with the model, and call optimizer.step()."
+            )
+        self._told_forgotten = True
+        if self.is_leader:
+            log.warning(
+                "no optimizer given to session.prepare has taken a step in %d batches. If that is "
+                "not to accumulate gradients, pass the optimizer to prepare, and call "
+                "optimizer.step().",
+                FORGOTTEN,
+            )
 
     def _plan_from(self) -> int:
         """The first step that nobody has prefetched yet."""
@@ -358,51 +433,37 @@ class Session(ABC):
         """Meet the other ranks of a generation: `make(name, device)` gives a group."""
         assert self._reducer is not None
         assert self._model is not None
-        cuda = self._group.world > 1 and self._all_on_cuda()
+        elastic = on_gone is not None  # it can go on when a group is gone
+        cuda = self._group.world > 1 and self._all_on_cuda(elastic)
         device = self._device if cuda else CPU
-        gradients = make("gradients", device) if cuda else self._group
+
+        def join(name: str) -> Group:
+            group: Group = make(name, device)
+            group.sees_through = elastic
+            return group
+
+        gradients = join("gradients") if cuda else self._group
         self._reducer.regroup(gradients, self._group, pulse.size(self.world))
         if self._sync_norms:
             # A group of its own: a layer's sums and the buckets' may start in another order.
             norm.synchronise(
                 self._model,
-                make("norm", device),
+                join("norm"),
                 lambda: self._report[1],
                 self._waited,
                 on_gone,
             )
 
-    def _all_on_cuda(self) -> bool:
-        """Gradients are reduced where they are if all are on CUDA; others meet on the host."""
-        kinds = torch.tensor([float(self._device.type == "cuda")])
-        return bool(self._group.sum(kinds) == self.world)
+    def _all_on_cuda(self, elastic: bool) -> bool:
+        """Gradients are reduced where they are if NCCL can do it; others meet on the host."""
+        return on_cards(self._group, card_of(self._device), elastic=elastic)
 
     def _facts(self, loader: Loader) -> dict[str, Any]:
-        """What the brain has to know of this worker."""
-        cores = len(os.sched_getaffinity(0))
-        batch = loader.batch
-        return {
-            "batch": batch.size,
-            "per_worker": batch.per_worker,
-            "limit": batch.limit,
-            **loader.order.facts,
-            "prefetched": loader.prefetched,
-            "cores": float(cores),
-            "kind": self._kind or _kind_of(self._device, cores),
-            "cap": self._cap,
-            "things": ", ".join(sorted(self._things)),
-        }
+        return facts_of(loader, self._things, self._device, kind=self._kind, cap=self._cap)
 
     def _all_settings(self, loader: Loader) -> dict[str, Any]:
-        """The script's settings with what its loader says of the batch and the job's length."""
-        size = {"size": loader.batch.size, "per_worker": loader.batch.per_worker}
-        own = {**size, "limit": loader.batch.limit, "min_share": self._min_share}
-        told = self._settings.get("batch", {})
-        return {
-            "samples": self._num_epochs * loader.order.length,
-            **self._settings,
-            "batch": {**own, **told} if isinstance(told, dict) else told,
-        }
+        epochs, least = self._num_epochs, self._min_share
+        return settings_of(self._settings, loader, num_epochs=epochs, min_share=least)
 
     # What differs between a fixed roster and one that changes.
 
@@ -453,10 +514,3 @@ class Session(ABC):
     @abstractmethod
     def _part(self) -> None:
         """Leave."""
-
-
-def _kind_of(device: torch.device, cores: int) -> str:
-    """A name for workers that are alike: the GPU's, or that of the processor and its cores."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device).replace(" ", "-")
-    return f"{platform.machine()}-{cores}"

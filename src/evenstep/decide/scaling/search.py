@@ -4,12 +4,19 @@ The rules are those of the published autoscaling engine (Or, Zhang and Freedman,
 it is silent, because its sizes are all multiples of the step, we read it so:
 
 - A step that would pass `min` or `max` stops there; the shorter pair is judged like any other.
-- A size seen in passing, for fewer than `period_steps` steps, is no data point yet.
+- A size seen in passing, for fewer than `period_steps` steps, is no data point yet. Nor is one that
+  is closer than `step_workers` to another of which more is known, unless it is a bound: what a
+  single worker brings is lost in the noise of ten steps.
+- While workers are on their way in or out only steps that are as usual count: whoever starts up on
+  the same host slows the others down.
+- The throughput of a size is all its samples over all its seconds. (The published engine takes the
+  mean over steps; how steps are told, singly or in a sum, would then show in it.)
 - "The lowest `passes` pairs all pass" needs that many pairs: with fewer the search looks down.
 - The search has settled once the size it chose has `settle_steps` of data itself. From then on its
   record stands still, as the yardstick for a shift in throughput.
-- A shift for good is one that `LASTING_LOOKS` looks in a row have seen. All records are then from
-  another time: they are dropped, and the search begins again from the size it is at.
+- A shift for good is one that `LASTING_LOOKS` looks in a row have seen, over `LASTING_S` seconds.
+  All records are then from another time: they are dropped, and the search begins again from the
+  size it is at.
 """
 
 from __future__ import annotations
@@ -21,17 +28,37 @@ from evenstep.config import ScalingSettings, WorkerSettings
 from evenstep.ports import ScalingHeuristic
 
 LASTING_LOOKS = 3
+LASTING_S = 30.0  # with short steps, three looks are no time
+USUAL = 0.05  # a throughput that is off by less is that of the size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What is known of one size of the cluster: means over `num_steps` steps, the last batch."""
+    """What is known of one size of the cluster, from `num_steps` steps; the batch of the last."""
 
     num_workers: int
-    samples_per_s: float
-    price_per_s: float  # of all its workers together
+    samples: int
+    seconds: float
+    price_per_s: float  # of all its workers together: the mean over that time
     batch: int
     num_steps: int = 1
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of the whole cluster."""
+        return self.samples / self.seconds
+
+    def after(self, step: Size) -> Size:
+        """With one more step, or some more."""
+        seconds = self.seconds + step.seconds
+        paid = self.price_per_s * self.seconds + step.price_per_s * step.seconds
+        return replace(
+            step,
+            samples=self.samples + step.samples,
+            seconds=seconds,
+            price_per_s=paid / seconds,
+            num_steps=self.num_steps + step.num_steps,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,41 +81,29 @@ class Search:
     is_fresh: bool = True  # the next step is the first after a transition
     is_settled: bool = False
     num_shifted_looks: int = 0  # in a row
+    shifted: Size | None = None  # what those have seen
+    num_failures: int = 0  # in a row, of workers that were ordered
     num_blocked_looks: int = 0  # to come, that order no workers: there were none to be had
-    elapsed_s: float = 0.0
+    elapsed_s: float = 0.0  # in steps
     initial_samples_per_s: float = 0.0
     initial_total_s: float = 0.0
 
 
-def observe(
-    memory: Search,
-    num_workers: int,
-    batch: int,
-    seconds: float,
-    price_per_s: float,
-    *,
-    num_steps: int = 1,
-) -> Search:
-    """Learn from one step, or from some that took `seconds` in all.
+def observe(memory: Search, step: Size, *, waiting: bool = False) -> Search:
+    """Learn from one step, or from some that were told together.
 
-    The first after a transition counts as time, not as throughput, and so do those told with it.
+    The first after a transition counts as time, not as throughput, and so do those told with it,
+    and unusual ones while `waiting`: workers that were ordered have yet to join, or to leave.
     """
-    if num_workers != memory.num_workers:
-        memory = transition(memory, num_workers)
-    memory = replace(memory, elapsed_s=memory.elapsed_s + seconds)
-    if memory.is_fresh:
+    if step.num_workers != memory.num_workers:
+        memory = transition(memory, step.num_workers)
+    memory = replace(memory, elapsed_s=memory.elapsed_s + step.seconds)
+    if memory.is_fresh or (waiting and not _is_usual(memory.sizes, step)):
         return replace(memory, is_fresh=False)
-    step = Size(
-        num_workers=num_workers,
-        samples_per_s=batch * num_steps / seconds,
-        price_per_s=price_per_s,
-        batch=batch,
-        num_steps=num_steps,
-    )
     return replace(
         memory,
         sizes=memory.sizes if memory.is_settled else _recorded(memory.sizes, step),
-        recent=_mean(memory.recent, step),
+        recent=memory.recent.after(step) if memory.recent else step,
     )
 
 
@@ -101,6 +116,7 @@ def transition(memory: Search, num_workers: int) -> Search:
         is_fresh=True,
         is_settled=False,
         num_shifted_looks=0,
+        shifted=None,
     )
 
 
@@ -113,15 +129,12 @@ def look(
     samples_left: int,
     waiting: bool,
 ) -> tuple[Search, int | None, str]:
-    """The size to go to, or None to stay, and why. Without a reason it was no time to look.
-
-    `waiting`: workers that were ordered have yet to join, or to leave.
-    """
+    """The size to go to, or None to stay, and why. Without a reason it was no time to look."""
     if waiting or memory.recent is None or memory.recent.num_steps < settings.period_steps:
         return memory, None, ""
     memory, news = _check_shift(memory, settings)
     memory = _with_start(memory, samples_left)
-    seen = tuple(s for s in memory.sizes if s.num_steps >= settings.period_steps)
+    seen = _data_points(memory, settings, workers)
     job = Job(
         elapsed_s=memory.elapsed_s,
         samples_left=samples_left,
@@ -135,12 +148,28 @@ def look(
         target, blocked = memory.num_workers, memory.num_blocked_looks - 1
         why = f"{why} more, but none could be started; {blocked} looks until another try; stay at"
         memory = replace(memory, num_blocked_looks=blocked)
-    here = next(s for s in seen if s.num_workers == memory.num_workers)
+    here = next(s for s in memory.sizes if s.num_workers == memory.num_workers)
     stays = target == memory.num_workers
     memory = replace(
         memory, recent=None, is_settled=stays and here.num_steps >= settings.settle_steps
     )
     return memory, None if stays else target, f"{news}{why} {target}"
+
+
+def _data_points(
+    memory: Search, settings: ScalingSettings, workers: WorkerSettings
+) -> tuple[Size, ...]:
+    """The sizes to compare: seen for long enough, and far enough from those seen for longer."""
+    known = [s for s in memory.sizes if s.num_steps >= settings.period_steps]
+    points = [s for s in known if s.num_workers in (workers.min, workers.max)]
+    between: list[int] = []
+    present = memory.num_workers
+    for size in sorted(known, key=lambda s: (-s.num_steps, s.num_workers != present)):
+        near = any(abs(size.num_workers - n) < settings.step_workers for n in between)
+        if size not in points and not near:
+            points.append(size)
+            between.append(size.num_workers)
+    return tuple(sorted(points, key=lambda s: s.num_workers))
 
 
 def _choose(
@@ -182,11 +211,13 @@ def _check_shift(memory: Search, settings: ScalingSettings) -> tuple[Search, str
     was = next(s for s in memory.sizes if s.num_workers == memory.num_workers).samples_per_s
     now = memory.recent.samples_per_s
     if abs(now / was - 1) <= settings.look_again:
-        return replace(memory, num_shifted_looks=0), ""
+        return replace(memory, num_shifted_looks=0, shifted=None), ""
     looks = memory.num_shifted_looks + 1
-    if looks < LASTING_LOOKS:
-        return replace(memory, num_shifted_looks=looks), ""
-    anew = replace(memory, sizes=(memory.recent,), is_settled=False, num_shifted_looks=0)
+    shifted = memory.shifted.after(memory.recent) if memory.shifted else memory.recent
+    if looks < LASTING_LOOKS or shifted.seconds < LASTING_S:
+        return replace(memory, num_shifted_looks=looks, shifted=shifted), ""
+    now = shifted.samples_per_s
+    anew = replace(memory, sizes=(shifted,), is_settled=False, num_shifted_looks=0, shifted=None)
     return anew, (
         f"{memory.num_workers} workers went from {was:.4g} to {now:.4g} samples/s "
         f"({now / was - 1:+.0%}) for {looks} looks; search anew: "
@@ -205,20 +236,13 @@ def _with_start(memory: Search, samples_left: int) -> Search:
     )
 
 
+def _is_usual(sizes: tuple[Size, ...], step: Size) -> bool:
+    known = [s.samples_per_s for s in sizes if s.num_workers == step.num_workers]
+    return bool(known) and abs(step.samples_per_s / known[0] - 1) <= USUAL
+
+
 def _recorded(sizes: tuple[Size, ...], step: Size) -> tuple[Size, ...]:
     known = {s.num_workers: s for s in sizes}
-    known[step.num_workers] = _mean(known.get(step.num_workers), step)
+    so_far = known.get(step.num_workers)
+    known[step.num_workers] = so_far.after(step) if so_far else step
     return tuple(known[n] for n in sorted(known))
-
-
-def _mean(so_far: Size | None, step: Size) -> Size:
-    if so_far is None:
-        return step
-    n = so_far.num_steps + step.num_steps
-    part = step.num_steps / n
-    return replace(
-        step,
-        samples_per_s=so_far.samples_per_s + (step.samples_per_s - so_far.samples_per_s) * part,
-        price_per_s=so_far.price_per_s + (step.price_per_s - so_far.price_per_s) * part,
-        num_steps=n,
-    )

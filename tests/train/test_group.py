@@ -1,0 +1,204 @@
+"""Groups on cards: what can be known of them where there is none."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from evenstep.train.group import (
+    Group,
+    PeerLostError,
+    SupersededError,
+    _tell,
+    card_of,
+    on_cards,
+    why_on_host,
+)
+from tests.train.ranks import run_ranks
+
+CUDA = torch.device("cuda", 0)
+
+
+class Sum:
+    """A sum of NCCL's: there after some looks at it, or never."""
+
+    def __init__(self, looks: int | None, error: str = "") -> None:
+        self._looks, self._error = looks, error
+        self.ordered = False  # the stream waits for it
+
+    def is_completed(self) -> bool:
+        if self._looks is None:
+            return False
+        self._looks -= 1
+        return self._looks < 0
+
+    def wait(self, timeout: Any = None) -> None:
+        assert timeout is None, "NCCL would break off the sum"
+        if self._error:
+            raise RuntimeError(self._error)
+        self.ordered = True
+
+
+class Nccl:
+    """Keeps in mind when it was ended."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.work: Any = None
+        self.cut_short = False
+
+    def allreduce(self, tensors: Any, options: Any) -> Any:
+        return self.work
+
+    def abort(self) -> None:
+        self.cut_short = self.work is not None and not self.work.is_completed()
+        self.ended.set()
+
+
+def group(*, sees_through: bool, check: Any = lambda _: None) -> tuple[Group, Nccl]:
+    made = Group(HashStore(), 1, 0, 1, timeout_s=1.0, device=CUDA, check=check, last_words_s=0.0)
+    made.sees_through, backend = sees_through, Nccl()
+    made._backend = backend
+    return made, backend
+
+
+def test_a_sum_on_a_card_is_there_when_the_wait_for_it_ends() -> None:
+    made, _ = group(sees_through=True)
+    work = Sum(looks=3)
+    made.wait(work)  # type: ignore[arg-type]
+    assert work.ordered
+    assert work.is_completed()
+
+
+def test_a_fixed_roster_only_orders_the_streams() -> None:
+    made, _ = group(sees_through=False)
+    work = Sum(looks=None)
+    made.wait(work)  # type: ignore[arg-type]
+    assert work.ordered
+
+
+def test_a_sum_that_will_never_come_is_given_up_and_the_card_freed() -> None:
+    asked: list[float] = []
+
+    def check(waited_s: float) -> None:
+        asked.append(waited_s)
+        if len(asked) == 3:
+            raise SupersededError("a newer generation")
+
+    made, backend = group(sees_through=True, check=check)
+    work = Sum(looks=None)
+    with pytest.raises(SupersededError):
+        made.wait(work)  # type: ignore[arg-type]
+    assert asked == sorted(asked)
+    assert not work.ordered  # or the card would wait for it for ever
+    assert made.is_closed
+    assert backend.ended.wait(10.0)
+
+
+@pytest.mark.parametrize("sees_through", [False, True])
+def test_a_sum_that_failed_is_a_lost_peer(sees_through: bool) -> None:
+    made, _ = group(sees_through=sees_through)
+    with pytest.raises(PeerLostError, match="NCCL error: remote process exited"):
+        made.wait(Sum(0, "NCCL error: remote process exited"))  # type: ignore[arg-type]
+
+
+def test_closing_lets_the_last_sum_of_a_fixed_roster_end() -> None:
+    made, backend = group(sees_through=False)
+    backend.work = Sum(looks=3)
+    made.sum_async(torch.zeros(1))
+    made.close(0.0)
+    assert backend.ended.wait(10.0)
+    assert not backend.cut_short
+
+
+def test_closing_an_elastic_group_ends_what_hangs_in_it() -> None:
+    made, backend = group(sees_through=True)
+    backend.work = Sum(looks=None)
+    made.sum_async(torch.zeros(1))
+    made.close(0.0)
+    assert backend.ended.wait(10.0)
+    assert backend.cut_short
+
+
+def test_why_gradients_go_through_host_memory() -> None:
+    assert why_on_host([7, -9, 8], [1, 1, 1]) == ""
+    assert "not all workers have a card" in why_on_host([7, 0, 8], [1, 1, 1])
+    assert "ranks 0, 2 share cards" in why_on_host([7, 9, 7], [1, 1, 1])
+    assert "EVENSTEP_NCCL=1" in why_on_host([7, 9, 8], [1, 0, 1])
+
+
+BIG = 2**62  # cards whose numbers differ in the last place only
+
+
+@pytest.mark.parametrize(("cards", "can"), [((BIG, BIG + 1), True), ((BIG, BIG), False)])
+def test_ranks_tell_their_cards_apart(cards: tuple[int, int], can: bool) -> None:
+    def body(session: Any) -> bool:
+        return on_cards(session._group, cards[session.rank], elastic=False)
+
+    assert run_ranks(2, body) == [can, can]
+
+
+WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
+def elastic(session: Any) -> bool:
+    return on_cards(session._group, session.rank + 1, elastic=True)
+
+
+@pytest.fixture
+def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EVENSTEP_NCCL", WATCHDOG):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)  # so that a test may set it, and leave nothing behind
+
+
+@pytest.mark.usefixtures("untold")
+def test_an_elastic_run_goes_through_host_memory_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _tell.cache_clear()
+    caplog.set_level(logging.INFO, logger="evenstep")
+    for _ in range(2):  # generations
+        assert run_ranks(2, elastic) == [False, False]
+    assert WATCHDOG not in os.environ
+    told = [r.message for r in caplog.records if "go through host memory" in r.message]
+    assert len(told) == 1
+    assert "EVENSTEP_NCCL=1" in told[0]
+
+
+@pytest.mark.usefixtures("untold")
+def test_an_elastic_run_uses_nccl_if_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_NCCL", "1")
+    assert run_ranks(2, elastic) == [True, True]
+    assert os.environ[WATCHDOG] == "0"  # it leaves the process alone
+
+
+@pytest.mark.usefixtures("untold")
+def test_a_fixed_roster_keeps_the_watchdog() -> None:
+    fixed = [True, True]
+    assert run_ranks(2, lambda s: on_cards(s._group, s.rank + 1, elastic=False)) == fixed
+    assert WATCHDOG not in os.environ
+
+
+def test_workers_on_processors_hear_nothing_of_cards(caplog: pytest.LogCaptureFixture) -> None:
+    _tell.cache_clear()
+    caplog.set_level(logging.INFO, logger="evenstep")
+    assert run_ranks(2, lambda s: on_cards(s._group, 0, elastic=True)) == [False, False]
+    assert "host memory" not in caplog.text
+
+
+def test_the_users_own_setting_of_the_watchdog_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_NCCL", "1")
+    monkeypatch.setenv(WATCHDOG, "1")
+    assert run_ranks(2, elastic) == [True, True]
+    assert os.environ[WATCHDOG] == "1"
+
+
+def test_a_processor_is_no_card() -> None:
+    assert card_of(torch.device("cpu")) == 0

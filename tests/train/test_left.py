@@ -1,0 +1,231 @@
+"""Loops over the loader that are left before its end: what was trained on counts, once."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from evenstep.errors import EvenstepError
+from evenstep.launch.environment import Place
+from evenstep.train.fixed import FixedSession
+from evenstep.train.loader import Loader
+from evenstep.train.session import Session
+from tests.train.ranks import run_ranks
+from tests.train.test_exact import assert_exact
+from tests.train.test_loop import NORMED, data, made, mse, result, sgd
+
+NUM, BATCH = 48, 8  # six steps an epoch
+
+
+def numbered() -> TensorDataset:
+    return TensorDataset(*data(NUM).tensors, torch.arange(NUM))
+
+
+class Training:
+    """A model, and which samples it was trained on."""
+
+    def __init__(self, session: Session, net: nn.Module | None = None, **options: Any) -> None:
+        self.session, self.net = session, net or made()
+        self.net, self.optimizer = session.prepare(self.net, sgd(self.net))
+        self.loader: Loader = session.loader(numbered(), batch=BATCH, **options)
+        self.seen: list[int] = []
+
+    def step(self, batch: list[torch.Tensor]) -> None:
+        x, y, index = batch
+        self.optimizer.zero_grad()
+        mse(self.net(x), y).backward()
+        self.optimizer.step()
+        self.seen += index.tolist()[: self.session.counted]
+
+
+Leave = Callable[[Training], None]
+
+
+def by_break(training: Training) -> None:
+    for i, batch in enumerate(training.loader):
+        training.step(batch)
+        if i == 1:
+            break
+
+
+def by_break_before_the_step(training: Training) -> None:
+    for i, batch in enumerate(training.loader):
+        if i == 2:
+            break
+        training.step(batch)
+
+
+def by_islice(training: Training) -> None:
+    for batch in islice(training.loader, 2):
+        training.step(batch)
+
+
+def by_zip_that_takes_one_too_many(training: Training) -> None:
+    for batch, _ in zip(training.loader, range(2), strict=False):
+        training.step(batch)
+
+
+def by_next(training: Training) -> None:
+    for _ in range(2):
+        training.step(next(iter(training.loader)))
+
+
+KEPT: list[Iterator[Any]] = []
+
+
+def by_an_iterator_that_is_kept(training: Training) -> None:
+    batches = iter(training.loader)
+    KEPT.append(batches)
+    for _ in range(2):
+        training.step(next(batches))
+
+
+def by_an_error(training: Training) -> None:
+    with suppress(ZeroDivisionError):
+        for i, batch in enumerate(training.loader):
+            training.step(batch)
+            if i == 1:
+                raise ZeroDivisionError
+
+
+WAYS: list[Leave] = [
+    by_break,
+    by_break_before_the_step,
+    by_islice,
+    by_zip_that_takes_one_too_many,
+    by_next,
+    by_an_iterator_that_is_kept,
+    by_an_error,
+]
+
+
+@pytest.mark.parametrize(
+    ("leave", "workers"),
+    [*((way, 0) for way in WAYS), (by_break, 2)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_the_next_loop_goes_on_with_the_samples_that_come_next(leave: Leave, workers: int) -> None:
+    def whole(session: Session) -> tuple[list[int], list[torch.Tensor]]:
+        training = Training(session)
+        for batch in training.loader:
+            training.step(batch)
+        return training.seen, result(training.net)
+
+    def body(session: Session) -> tuple[list[int], list[torch.Tensor]]:
+        training = Training(session, num_workers=workers)
+        leave(training)
+        assert session.samples in (2 * BATCH, BATCH)  # the last may be in hand still
+        leave(training)
+        for batch in training.loader:
+            training.step(batch)
+        assert (session.step, session.samples) == (NUM // BATCH, NUM)
+        return training.seen, result(training.net)
+
+    [(order, expected)] = run_ranks(1, whole, policy="uniform")
+    [(seen, _)] = run_ranks(1, body, policy="uniform")
+    assert seen == order
+    ranks = run_ranks(3, body, policy={"name": "fixed", "shares": [5, 2, 1]})
+    assert sorted(i for seen, _ in ranks for i in seen) == list(range(NUM))
+    for _, parameters in ranks:
+        for mine, theirs in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("leave", [by_break, by_break_before_the_step, by_islice])
+def test_a_loop_that_was_left_counts_at_once(leave: Leave) -> None:
+    def body(session: Session) -> list[tuple[int, int, int]]:
+        training = Training(session)
+        leave(training)
+        first = (session.step, session.samples, training.loader.state_dict()["cursor"])
+        session.sum(1.0)
+        return [first, (session.step, session.samples, training.loader.state_dict()["cursor"])]
+
+    assert run_ranks(2, body) == [[(2, 2 * BATCH, 2 * BATCH)] * 2] * 2
+
+
+def test_a_new_number_of_epochs_begins_a_new_epoch() -> None:
+    def body(session: Session) -> list[torch.Tensor]:
+        training = Training(session)
+        for epoch in session.epochs(3):
+            assert session.samples == epoch * NUM
+            by_break(training)
+            session.sum(1.0)
+            by_break(training)  # goes on
+            assert session.samples == epoch * NUM + 4 * BATCH
+        assert (training.loader.epoch, training.loader.cursor, session.step) == (3, 0, 12)
+        parts = [training.seen[i : i + 4] for i in range(0, len(training.seen), 4)]
+        assert len({tuple(sorted(part)) for part in parts}) > 1
+        return result(training.net)
+
+    assert_exact(body, [5, 2, 1])
+
+
+def test_the_last_step_of_a_session_counts_also_if_its_loop_is_never_closed() -> None:
+    KEPT.clear()
+    with FixedSession(Place(), {}) as session:
+        training = Training(session)
+        by_an_iterator_that_is_kept(training)
+        assert session.step == 1  # the second batch is in hand: nobody has asked for another
+    assert (session.step, session.samples) == (2, 2 * BATCH)
+    KEPT.clear()
+    gc.collect()
+    assert (session.step, session.samples) == (2, 2 * BATCH)
+
+
+def test_a_step_that_raised_is_not_taken_for_done_when_the_session_ends() -> None:
+    def ends_by(error: BaseException) -> int:
+        session = FixedSession(Place(), {})
+        with suppress(type(error)), session:
+            training = Training(session)
+            for batch in training.loader:
+                training.step(batch)
+                if session.step == 1:
+                    raise error
+        return session.step
+
+    assert ends_by(ZeroDivisionError()) == 1
+    assert ends_by(SystemExit(75)) == 1
+
+
+def test_an_iterator_that_was_left_for_another_is_refused() -> None:
+    def body(session: Session) -> None:
+        training = Training(session)
+        first = iter(training.loader)
+        training.step(next(first))
+        by_break(training)
+        training.step(next(first))
+
+    with pytest.raises(EvenstepError, match="Go on with the newest iterator"):
+        run_ranks(1, body)
+
+
+def test_a_batch_may_be_looked_at_and_trained_on_before_any_loop() -> None:
+    def body(session: Session) -> list[torch.Tensor]:
+        training = Training(session)
+        batch = next(iter(training.loader))
+        for _ in range(3):
+            training.step(batch)
+        return result(training.net)
+
+    assert_exact(body, [5, 2, 1])
+
+
+def test_statistics_are_one_in_an_evaluation_after_a_loop_that_was_left() -> None:
+    def body(session: Session) -> list[torch.Tensor]:
+        training = Training(session, made(NORMED))
+        by_break(training)
+        for _ in session.evaluation(numbered(), batch_size=5):
+            return [b.detach().clone() for b in training.net.buffers()]
+        raise AssertionError("no part")
+
+    first, *others = run_ranks(3, body, policy={"name": "fixed", "shares": [3, 3, 2]})
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))

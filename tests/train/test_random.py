@@ -1,0 +1,111 @@
+"""Chance on a card: put back with a void step, handed over, kept in checkpoints."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from evenstep.train import checkpoint
+from evenstep.train.guard import Undo, card_random, set_card_random
+from evenstep.train.regroup import Regrouping
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
+
+
+class Cards:
+    """The generators of two cards, as torch.cuda has them: 16 bytes each, on the host."""
+
+    def __init__(self) -> None:
+        self.states = {n: torch.full((16,), n, dtype=torch.uint8) for n in (0, 1)}
+        self.synchronised: list[torch.device] = []
+
+    def get(self, device: torch.device) -> torch.Tensor:
+        return self.states[device.index].clone()
+
+    def set(self, state: torch.Tensor, device: torch.device) -> None:
+        self.states[device.index] = state.clone()
+
+    def draw(self) -> None:
+        for state in self.states.values():
+            state += 1
+
+    @property
+    def firsts(self) -> list[int]:
+        return [int(state[0]) for state in self.states.values()]
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
+    made = Cards()
+    monkeypatch.setattr(torch.cuda, "get_rng_state", made.get)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", made.set)
+    monkeypatch.setattr(torch.cuda, "synchronize", made.synchronised.append)
+    return made
+
+
+def test_a_void_step_puts_the_generator_of_its_card_back(cards: Cards) -> None:
+    undo = Undo(torch.nn.Linear(1, 1), [])
+    undo._device = CUDA
+    undo.keep(accumulating=False)
+    cards.draw()
+    undo.restore()
+    assert cards.firsts == [1, 1]  # that of the other card is not ours
+
+
+def test_a_seed_of_zero_is_a_state_like_any(cards: Cards) -> None:
+    set_card_random(CUDA, torch.zeros(16, dtype=torch.uint8))
+    assert cards.firsts == [0, 0]
+
+
+def test_workers_without_a_card_hand_over_a_state_that_looks_alike(cards: Cards) -> None:
+    none, some = card_random(CPU), card_random(CUDA)
+    assert (none.shape, none.dtype) == (some.shape, some.dtype)
+    set_card_random(CUDA, none)
+    set_card_random(CPU, some)
+    assert cards.firsts == [0, 1]
+
+
+def worker(device: torch.device) -> Any:
+    rate = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+    return SimpleNamespace(
+        _device=device, _loader=rate, _rate=rate, _next_step=3, _batches_since_step=0
+    )
+
+
+@pytest.fixture
+def _own_chance() -> Any:
+    before = torch.get_rng_state()
+    yield
+    torch.set_rng_state(before)
+
+
+@pytest.mark.usefixtures("_own_chance")
+def test_a_joiner_draws_what_the_others_draw(cards: Cards) -> None:
+    cards.states[1][:] = 42
+    plain = Regrouping._plain(worker(CUDA))
+    cards.draw()
+    Regrouping._take_on(worker(CUDA), plain)
+    assert cards.firsts == [1, 42]
+
+
+@pytest.mark.usefixtures("_own_chance")
+def test_a_checkpoint_from_before_leaves_the_card_as_it_is(cards: Cards) -> None:
+    plain = Regrouping._plain(worker(CUDA))
+    del plain["card_random"]
+    cards.draw()
+    Regrouping._take_on(worker(CUDA), plain)
+    assert cards.firsts == [1, 2]
+
+
+def test_a_checkpoint_waits_for_every_card_that_it_copies_from(cards: Cards) -> None:
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    checkpoint._synchronise([first, CPU, second, first])
+    assert sorted(map(str, cards.synchronised)) == ["cuda:0", "cuda:1"]
+
+
+def test_a_checkpoint_of_a_processor_waits_for_no_card(cards: Cards) -> None:
+    checkpoint._copy([torch.ones(2)], [])
+    assert cards.synchronised == []

@@ -1,0 +1,352 @@
+"""Parameters, gradients and passes that are not of the plainest kind: exact, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from evenstep.errors import EvenstepError
+from evenstep.train import reduce
+from evenstep.train.session import FORGOTTEN, Session
+from tests.train.ranks import run_ranks
+from tests.train.test_exact import assert_exact
+from tests.train.test_loop import data, made, mse, result, sgd
+
+Use = Callable[[Session], object]
+
+
+def told(world: int, use: Use) -> str:
+    """The error that all ranks end with."""
+    said: list[str] = []
+
+    def body(session: Session) -> None:
+        try:
+            use(session)
+        except EvenstepError as e:
+            said.append(str(e))
+            raise
+
+    with pytest.raises(EvenstepError):
+        run_ranks(world, body, policy="uniform")
+    return max(said, key=len)
+
+
+def steps(
+    session: Session, net: nn.Module, optimizer: torch.optim.Optimizer, *, before: Use | None = None
+) -> None:
+    """An epoch; `before` is called before each step."""
+    for x, y in session.loader(data(), batch=8):
+        if before is not None:
+            before(session)
+        optimizer.zero_grad()
+        mse(net(x), y).backward()
+        optimizer.step()
+
+
+# Parameters that are not reduced.
+
+
+def unfrozen(session: Session) -> None:
+    net = made()
+    assert isinstance(net, nn.Sequential)
+    net[0].requires_grad_(False)
+    net, optimizer = session.prepare(net, sgd(net))
+    steps(session, net, optimizer, before=lambda s: net[0].requires_grad_(s.step > 1))
+
+
+def new_head(session: Session) -> None:
+    net = made()
+    assert isinstance(net, nn.Sequential)
+    net, optimizer = session.prepare(net, sgd(net))
+    net.append(nn.Linear(1, 1, dtype=torch.float64))
+    optimizer.add_param_group({"params": net[3].parameters()})
+    steps(session, net, optimizer)
+
+
+def weighted_loss(session: Session) -> None:
+    net, scale = made(), nn.Parameter(torch.ones(3, 1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([*net.parameters(), scale], lr=0.1)
+    net, optimizer = session.prepare(net, optimizer)
+    for x, y in session.loader(data(), batch=8):
+        optimizer.zero_grad()
+        (scale.mean() * mse(net(x), y)).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("use", "who", "way_out"),
+    [
+        (unfrozen, "0.weight, shape (16, 6)", "frozen right after"),
+        (new_head, "3.weight, shape (1, 1)", "Call prepare when all"),
+        (weighted_loss, "(shape (3, 1))", "torch.nn.ModuleList([model, ...])"),
+    ],
+)
+def test_a_gradient_that_is_not_reduced_is_never_stepped_by(
+    world: int, use: Use, who: str, way_out: str
+) -> None:
+    said = told(world, use)
+    assert who in said
+    assert way_out in said
+
+
+def test_what_is_frozen_after_prepare_and_unfrozen_later_is_exact() -> None:
+    def body(session: Session) -> list[torch.Tensor]:
+        net = made()
+        assert isinstance(net, nn.Sequential)
+        start = result(net)[0]
+        net, optimizer = session.prepare(net, sgd(net))
+        net[0].requires_grad_(False)
+
+        def unfreeze(session: Session) -> None:
+            net[0].requires_grad_(session.step > 2)
+            assert torch.equal(net[0].weight, start) == (session.step < 4)
+
+        steps(session, net, optimizer, before=unfreeze)
+        return result(net)
+
+    assert_exact(body, [5, 2, 1])
+
+
+def test_parameters_of_another_optimizer_that_have_no_gradient_are_nobodys_business() -> None:
+    def body(session: Session) -> None:
+        net, other = made(), nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([*net.parameters(), other], lr=0.1)
+        steps(session, *session.prepare(net, optimizer))
+
+    run_ranks(2, body)
+
+
+# Kinds of numbers.
+
+
+class Waves(nn.Module):
+    """Complex weights between real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8, dtype=torch.float64)
+        self.waves = nn.Parameter(torch.randn(8, 5, dtype=torch.complex128))
+        self.turn = nn.Parameter(torch.randn(5, 3, dtype=torch.complex128).T)
+        self.last = nn.Linear(3, 1, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = self.first(x).to(torch.complex128) @ self.waves @ self.turn.T.conj()
+        out: torch.Tensor = self.last(turned.real.tanh() * turned.imag.tanh())
+        return out
+
+
+torch.manual_seed(3)
+WAVES, TURNED = Waves(), nn.Linear(6, 1, dtype=torch.complex128)
+
+
+def waves(session: Session) -> list[torch.Tensor]:
+    net = made(WAVES)
+    net, optimizer = session.prepare(net, sgd(net, 0.01))
+    steps(session, net, optimizer)
+    return result(net)
+
+
+def only_complex(session: Session) -> list[torch.Tensor]:
+    """The pulse goes behind complex gradients too."""
+    net = made(TURNED)
+    net, optimizer = session.prepare(net, sgd(net))
+    for x, y in session.loader(data(), batch=8):
+        optimizer.zero_grad()
+        (net(x.to(torch.complex128)) - y).abs().square().mean().backward()
+        optimizer.step()
+    return result(net)
+
+
+@pytest.mark.parametrize("loop", [waves, only_complex], ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize("shares", [[5, 2, 1], [8, 0, 0]], ids=str)
+def test_complex_parameters_end_where_one_process_ends(
+    loop: Callable[[Session], list[torch.Tensor]], shares: list[int]
+) -> None:
+    assert_exact(loop, shares)
+
+
+def test_norms_of_complex_gradients_are_known() -> None:
+    def body(session: Session) -> tuple[float, float]:
+        net = made(TURNED)
+        net, _ = session.prepare(net, sgd(net))
+        for x, y in session.loader(data(), per_worker=8, limit=16):
+            (net(x.to(torch.complex128)) - y).abs().square().mean().backward()
+            return session._squared_norm(), sum(
+                float(p.grad.abs().square().sum()) for p in net.parameters() if p.grad is not None
+            )
+        raise AssertionError("no step")
+
+    for told_norm, norm in run_ranks(2, body, batch={"lr_rule": "adascale"}):
+        assert told_norm == pytest.approx(norm)
+
+
+def test_parameters_and_buffers_of_any_kind_begin_as_the_leader_s() -> None:
+    kinds = [torch.int16, torch.bool, torch.complex64, torch.bfloat16, torch.uint8, torch.int64]
+
+    def body(session: Session) -> list[torch.Tensor]:
+        net = nn.Linear(1, 1)
+        value = 1 - session.rank
+        for i, dtype in enumerate(kinds):
+            net.register_buffer(f"flat{i}", torch.full((3, 2), value, dtype=dtype))
+            net.register_buffer(f"turned{i}", torch.full((3, 2), value, dtype=dtype).T)
+            net.register_buffer(f"one{i}", torch.tensor(value, dtype=dtype))
+        net.register_buffer("expanded", torch.tensor([float(value)]).expand(4))
+        net.register_buffer("gaps", torch.full((4, 4), float(value))[:, ::2])
+        net.register_buffer("empty", torch.zeros(0))
+        net.turn = nn.Parameter(torch.full((2,), value + 1j * value))
+        session.prepare(net)
+        return [*net.buffers(), net.turn.detach()]
+
+    for tensors in run_ranks(2, body):
+        for tensor in tensors:
+            assert bool((tensor.abs() if tensor.is_complex() else tensor).all())
+
+
+# Gradients that cannot be reduced.
+
+
+def sparse(session: Session) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Flatten(), nn.Linear(4, 1))
+    net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    words = TensorDataset(torch.arange(16)[:, None] % 10, torch.ones(16, 1))
+    for x, y in session.loader(words, batch=8):
+        optimizer.zero_grad()
+        mse(net(x), y).backward()
+        optimizer.step()
+
+
+def second_order(session: Session) -> None:
+    net = made()
+    net, optimizer = session.prepare(net, sgd(net))
+    for x, y in session.loader(data(), batch=8):
+        mse(net(x), y).backward(create_graph=True)
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("use", "way_out"),
+    [(sparse, "shape (10, 4) got a sparse gradient"), (second_order, "without create_graph=True")],
+)
+def test_gradients_that_cannot_be_reduced_are_refused_by_any_number_of_workers(
+    world: int, use: Use, way_out: str
+) -> None:
+    assert way_out in told(world, use)
+
+
+def test_a_penalty_on_gradients_is_exact_by_autograd_grad() -> None:
+    def body(session: Session) -> list[torch.Tensor]:
+        net = made()
+        net, optimizer = session.prepare(net, sgd(net))
+        for x, y in session.loader(data(), batch=8):
+            optimizer.zero_grad()
+            x.requires_grad_()
+            out = net(x)
+            (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+            (mse(out, y) + slope.square().sum(1).mean()).backward()
+            optimizer.step()
+        return result(net)
+
+    assert_exact(body, [5, 2, 1])
+
+
+# Accumulating over many batches.
+
+
+def many(session: Session, num: int, every: int) -> list[torch.Tensor]:
+    net = made()
+    net, optimizer = session.prepare(net, sgd(net))
+    for i, (x, y) in enumerate(session.loader(data(3 * num), batch=3)):
+        (mse(net(x), y) / every).backward()
+        if i % every == every - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+    return result(net)
+
+
+def test_gradients_of_more_batches_than_usual_accumulate_exactly_and_it_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    every = FORGOTTEN + 6
+    with caplog.at_level(logging.WARNING, "evenstep"):
+        assert_exact(lambda session: many(session, 2 * every, every), [2, 1])
+    said = [m for m in caplog.messages if "has taken a step" in m]
+    assert len(said) == 2  # by one worker alone, and by the leader of two
+    assert f"in {FORGOTTEN} batches" in said[0]
+
+
+def test_several_passes_make_a_batch_no_more_than_one(caplog: pytest.LogCaptureFixture) -> None:
+    def body(session: Session) -> None:
+        net = made()
+        net, optimizer = session.prepare(net, sgd(net))
+        for x, y in session.loader(data(6), batch=3):
+            for _ in range(FORGOTTEN):
+                (mse(net(x), y) / FORGOTTEN).backward()
+        optimizer.step()
+
+    with caplog.at_level(logging.WARNING, "evenstep"):
+        run_ranks(1, body)
+    assert not caplog.messages
+
+
+# Backward passes that fail.
+
+
+class Fails(nn.Module):
+    """Lets everything through, and fails on the way back as often as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 1.0
+        x.register_hook(self._fail)
+        return x
+
+    def _fail(self, grad: torch.Tensor) -> None:
+        if self.left:
+            self.left -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def retrying(session: Session) -> list[torch.Tensor]:
+    """Whoever runs out of memory tries the same batch again."""
+    early, late = copy.deepcopy(made()).children(), Fails()
+    first, tanh, last = early
+    net = nn.Sequential(first, late, tanh, last)  # the last layer's gradients are there by then
+    net, optimizer = session.prepare(net, sgd(net))
+    for step, (x, y) in enumerate(session.loader(data(), batch=8)):
+        late.left = 2 if step in (0, 3) and session.rank == 0 else 0
+        while True:
+            optimizer.zero_grad()
+            try:
+                mse(net(x), y).backward()
+                break
+            except torch.OutOfMemoryError:
+                continue
+        optimizer.step()
+    return result(net)
+
+
+def test_a_pass_that_failed_can_be_tried_again_and_is_exact() -> None:
+    assert_exact(retrying, [5, 2, 1])
+
+
+@pytest.fixture
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reduce, "FIRST_BUCKET_BYTES", 64)
+    monkeypatch.setattr(reduce, "BUCKET_BYTES", 64)
+
+
+def test_a_pass_that_failed_after_part_of_it_was_sent_is_an_error(small_buckets: None) -> None:
+    assert "failed after part of its gradients was sent" in told(2, retrying)
