@@ -11,37 +11,32 @@ from tests.faults.running import Fault, Running, same
 
 LOOPS = Path(__file__).with_name("loops.py")
 
-CASES: list[tuple[str, Fault, Fault]] = [  # one after the other, six workers to begin with
-    ("accumulate", ("rank3", "backward", 7), ("leader", "bucket", 14)),
-    ("accumulate", ("rank3", "bucket", 7), ("rank2", "stepped", 15)),
-    ("accumulate", ("rank3", "reduced", 7), ("leader", "reduced", 18)),
-    ("turns", ("leader", "backward", 0), ("rank3", "forward", 17)),
-    ("turns", ("rank3", "stepped", 7), ("rank2", "bucket", 17)),
-    ("turns", ("rank3", "backward", 7), ("leader", "reduced", 17)),
-    ("sums", ("rank3", "forward", 7), ("leader", "summed", 19)),
-    ("sums", ("rank3", "summed", 7), ("rank2", "reduced", 17)),
-    ("sums", ("rank3", "bucket", 7), ("leader", "forward", 18)),
-    ("leaves", ("rank3", "left", 8), ("leader", "bucket", 15)),
-    ("leaves", ("leader", "left", 8), ("rank3", "reduced", 15)),
-    ("leaves", ("rank3", "backward", 7), ("leader", "stepped", 15)),
+CASES: list[tuple[str, tuple[Fault, ...]]] = [  # one after the other, six workers to begin with
+    ("accumulate", (("rank3", "backward", 7), ("leader", "bucket", 14), ("rank3", "reduced", 22))),
+    ("accumulate", (("rank3", "bucket", 7), ("rank2", "stepped", 15), ("leader", "reduced", 22))),
+    ("turns", (("leader", "backward", 0), ("rank3", "forward", 14), ("rank3", "stepped", 22))),
+    ("turns", (("rank3", "backward", 7), ("rank2", "bucket", 14), ("leader", "reduced", 22))),
+    ("sums", (("rank3", "forward", 7), ("leader", "summed", 14), ("rank3", "bucket", 22))),
+    ("sums", (("rank3", "summed", 7), ("rank2", "reduced", 14), ("leader", "forward", 22))),
+    ("leaves", (("rank3", "left", 8), ("leader", "bucket", 15), ("rank3", "backward", 20))),
+    ("leaves", (("leader", "left", 8), ("rank3", "reduced", 15), ("leader", "stepped", 20))),
 ]
 
 
 @pytest.mark.parametrize(
-    ("loop", "first", "second"), CASES, ids=[f"{c[0]}-{c[1][1]}-{c[2][1]}" for c in CASES]
+    ("loop", "faults"), CASES, ids=["-".join([loop, *(f[1] for f in fs)]) for loop, fs in CASES]
 )
 def test_survivors_end_where_one_process_ends(
-    loop: str, first: Fault, second: Fault, tmp_path: Path, alone: Alone
+    loop: str, faults: tuple[Fault, ...], tmp_path: Path, alone: Alone
 ) -> None:
     args = ["--loop", loop]
     options = ["--restarts", "0"]
-    faults = [first, second]
     with Running(
         tmp_path, workers="6", options=options, args=args, faults=faults, script=LOOPS
     ) as run:
         assert run.finish() == 0
-        assert len(list(run.out.glob("fault-*"))) == 2
-        assert len(run.results()) == 4
+        assert len(list(run.out.glob("fault-*"))) == 3
+        assert len(run.results()) == 3
         expected = alone(*args, script=LOOPS)
         assert all(same(result, expected) for result in run.results().values())
 

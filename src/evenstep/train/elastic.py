@@ -225,7 +225,10 @@ class ElasticSession(Regrouping):
         self._member.usual_s = usual_s + 0.2 * (seconds - usual_s) if usual_s else seconds
         if self.is_leader:
             by = self._reported_by  # a sum within the step may have changed the generation
-            position = self.samples + int(self._report[2])
+            loader = self._loader
+            assert loader is not None
+            begun = loader.epoch * loader.order.length + loader.cursor
+            position = begun + int(self._report[2])
             self._reporter.step(by, step, seconds, self._reports, self._squared_norm(), position)
 
     # Beginning and leaving.
