@@ -21,7 +21,7 @@ from evenstep.types import FloatArray, IntArray
 
 WARM = 20  # steps that a policy has to find its shares, before a steady figure is taken
 BOUND_S = 240.0
-EPOCH = 8  # steps, at least, of an epoch: a worker alone is measured over so many
+EPOCH = 8  # steps, at least, of an epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,15 +134,21 @@ class Limit:
 
 
 def limit(cluster: Cluster, exposed_s: float, slowdown: Levels | None = None) -> Limit:
-    """The limit of a cluster, each worker's curve being known or measured alone."""
-    world, batch = cluster.world, cluster.batch
-    if cluster.devices:
-        factors = slowdown or (1.0,) * world
-        curves = [d.slowed(f) for d, f in zip(cluster.devices, factors, strict=True)]
-        tables = [[c.seconds(b) for b in range(batch + 1)] for c in curves]
-    else:
-        tables = [_table(measured_alone(cluster, rank), batch) for rank in range(world)]
-    table = np.array(tables)
+    """The limit of a cluster of devices, each with its known curve."""
+    factors = slowdown or (1.0,) * cluster.world
+    curves = [d.slowed(f) for d, f in zip(cluster.devices, factors, strict=True)]
+    tables = [[c.seconds(b) for b in range(cluster.batch + 1)] for c in curves]
+    return _best(np.array(tables), cluster.batch, exposed_s)
+
+
+def best_split(cluster: Cluster, points: Sequence[Mapping[int, float]], exposed_s: float) -> Limit:
+    """The limit of workers whose seconds were measured at some sizes."""
+    tables = [_table(measured, cluster.batch) for measured in points]
+    return _best(np.array(tables), cluster.batch, exposed_s)
+
+
+def _best(table: FloatArray, batch: int, exposed_s: float) -> Limit:
+    world = len(table)
 
     def seconds(shares: IntArray) -> FloatArray:
         return table[np.arange(world), shares]
@@ -151,19 +157,6 @@ def limit(cluster: Cluster, exposed_s: float, slowdown: Levels | None = None) ->
     best = split(AnyMonotone(function=seconds, upper=upper), batch, np.zeros_like(upper), upper)
     slowest_s = float(seconds(best).max())
     return Limit(shares=tuple(best.tolist()), compute_s=slowest_s, exposed_s=exposed_s, batch=batch)
-
-
-def measured_alone(cluster: Cluster, rank: int) -> dict[int, float]:
-    """One worker by itself on its cores, at six sizes: seconds of a step without reduction."""
-    cores = cluster.cores.at(0.0)[rank]
-    fair = cluster.batch * cores / math.fsum(cluster.cores.at(0.0))
-    sizes = sorted({max(1, round(fair * part)) for part in (0.05, 0.25, 0.5, 0.75, 1.0, 1.25)})
-    one = replace(cluster, cores=steady([cores]))
-    told: dict[str, float]
-    (told,) = _run(
-        one, ["--way", "alone", "--sizes", ",".join(map(str, sizes))], ["--steps", str(EPOCH)]
-    )
-    return {int(size): seconds for size, seconds in told.items()}
 
 
 def _table(points: Mapping[int, float], batch: int) -> list[float]:

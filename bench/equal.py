@@ -6,15 +6,12 @@ machine does meets both. Two workers: one a core.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import socket
-import subprocess
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
+
+from bench.turns import Crew
 
 WORLD = 2
 
@@ -78,51 +75,17 @@ def _compare(workload: str, batch: int, policy: str, turns: int, steps: int, war
         )
 
 
-class _Crew:
-    """Ranks that train when told to."""
+class _Crew(Crew):
+    """Two ranks of a way to train."""
 
     def __init__(self, way: str, workload: str, batch: int, last: ExitStack) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        command = [sys.executable, "-m", "bench.rank", "--workload", workload, "--way", way]
-        command += ["--batch", str(batch), "--shares", ",".join([str(batch // WORLD)] * WORLD)]
-        shared = {"WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        shares = ",".join([str(batch // WORLD)] * WORLD)
+        args = ["--workload", workload, "--way", way, "--batch", str(batch), "--shares", shares]
+        super().__init__(args, WORLD, last)
         self.peak_bytes = 0.0
-        self._ranks: list[subprocess.Popen[str]] = []
-        for rank in range(WORLD):
-            env = {**os.environ, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
-            process = subprocess.Popen(
-                command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            last.callback(_end, process)
-            self._ranks.append(process)
 
     def take(self, steps: int) -> float:
         """Train for so many steps; how long the slowest rank took."""
-        for rank in self._ranks:
-            assert rank.stdin is not None
-            rank.stdin.write(f"{steps}\n")
-            rank.stdin.flush()
-        told = [_line(rank) for rank in self._ranks]
-        self.peak_bytes = max(peak for _, peak in told)
-        return max(seconds for seconds, _ in told)
-
-
-def _line(rank: subprocess.Popen[str]) -> tuple[float, float]:
-    assert rank.stdout is not None
-    line = rank.stdout.readline()
-    if not line:
-        raise SystemExit(f"a rank ended with {rank.wait()}")
-    seconds, peak_bytes = json.loads(line)
-    return seconds, peak_bytes
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        told = self.tell(steps)
+        self.peak_bytes = max(rank["peak_bytes"] for rank in told)
+        return float(max(rank["seconds"] for rank in told))

@@ -13,9 +13,8 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
-from statistics import fmean
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -108,24 +107,16 @@ def reducing(work: Workload, args: argparse.Namespace) -> list[float]:
     return seconds
 
 
-def alone(work: Workload, args: argparse.Namespace, device: Device) -> dict[int, float]:
-    """This worker by itself: how long a step takes for each size, but for the reduction."""
-    seconds: dict[int, float] = {}
-    optimizer = torch.optim.SGD(work.model.parameters(), lr=work.lr)
-    for size in map(int, args.sizes.split(",")):
-        sampler = ShareSampler(Order(length=len(work.data)), partial(_all_of, size), 0)
-        batches = iter(DataLoader(work.data, batch_sampler=sampler))
-        ends_s = [time.monotonic()]
-        for x, y in islice(batches, args.steps):
-            begun_s = time.monotonic()
-            optimizer.zero_grad()
-            loss = work.loss(work.model(x), y)
-            device.work(size, begun_s)
-            loss.backward()
-            optimizer.step()
-            ends_s.append(time.monotonic())
-        seconds[size] = fmean(b - a for a, b in pairwise(ends_s[1:]))
-    return seconds
+def alone(work: Workload, optimizer: torch.optim.Optimizer, size: int, num: int) -> float:
+    """This worker by itself: how long a step of so many samples takes, but for the reduction."""
+    sampler = ShareSampler(Order(length=len(work.data)), partial(_all_of, size), 0)
+    batches = iter(DataLoader(work.data, batch_sampler=sampler))
+    begun_s = time.monotonic()
+    for x, y in islice(batches, num):
+        optimizer.zero_grad()
+        work.loss(work.model(x), y).backward()
+        optimizer.step()
+    return (time.monotonic() - begun_s) / num
 
 
 def _all_of(size: int, _: int) -> tuple[int, ...]:
@@ -133,13 +124,15 @@ def _all_of(size: int, _: int) -> tuple[int, ...]:
 
 
 def main() -> None:
-    """Train for so many steps, or for as many as each line of standard input asks for."""
+    """Train for so many steps, or for as many as each line of standard input asks for.
+
+    Alone, a line says how many samples a step is to have, and how many steps.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
     parser.add_argument("--way", required=True, help="ddp, alone, reduce, or a policy of evenstep")
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--shares", default="", help="for ddp")
-    parser.add_argument("--sizes", default="", help="for alone")
     parser.add_argument("--samples", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=0, help="0: as standard input asks")
     parser.add_argument("--device", default="", help="JSON: curves by rank, slowdowns by step")
@@ -151,8 +144,10 @@ def main() -> None:
     work = WORKLOADS[args.workload](args.samples)
     device = Device(args.device, int(os.environ["RANK"]))
     if args.way == "alone":
-        line_up()
-        print(json.dumps(alone(work, args, device)), flush=True)
+        optimizer = torch.optim.SGD(work.model.parameters(), lr=work.lr)
+        for line in sys.stdin:
+            size, num = map(int, line.split())
+            print(json.dumps(alone(work, optimizer, size, num)), flush=True)
         return
     if args.way == "reduce":
         line_up()
@@ -180,7 +175,8 @@ def main() -> None:
             take(int(line))
             took_s = time.monotonic() - begun_s
             peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            print(json.dumps([took_s, peak_kib * 1024]), flush=True)
+            told = {"seconds": took_s, "peak_bytes": peak_kib * 1024, "share": taken[-1][0]}
+            print(json.dumps(told), flush=True)
     steps.close()  # type: ignore[attr-defined]
     if torch.distributed.is_initialized():
         # Not the usual way out: now and then DDP's own threads abort the process in it.

@@ -1,6 +1,6 @@
 """Uneven training measured: against plain DDP, against the best possible split, and the limit.
 
-    python -m bench.uneven                      # all of it: about an hour, half of it the quotas
+    python -m bench.uneven                      # all of it: about three quarters of an hour
     python -m bench.uneven devices quotas       # some of: devices quotas changes target equal
 
 Every ratio is of runs that took turns on one machine. The tables go to docs/bench.md.
@@ -29,11 +29,12 @@ from bench.clusters import (
     exposed_s,
     limit,
     of_devices,
-    reduction_s,
     static,
     train,
 )
 from bench.equal import compare
+from bench.quotas import HEADER as QUOTAS
+from bench.quotas import measured
 from bench.tables import markdown, write
 from evenstep.emulate import h_level, steady
 from evenstep.emulate.schedule import Levels
@@ -120,14 +121,8 @@ def devices() -> None:
 
 def quotas() -> None:
     """Three workers under CPU quotas, the total held."""
-    rows = []
-    for h in (1, 2, 6, 10):
-        cluster = with_quotas(h)
-        exposed = reduction_s(cluster)
-        print(f"{cluster.name}: reduction {exposed * 1000:.1f} ms", flush=True)
-        rows.append(Ways(cluster, partial(limit, cluster, exposed), 2 * WARM, ROUNDS).row())
-        print(" | ".join(rows[-1]), flush=True)
-    _table("quotas", HEADER, rows)
+    rows = [measured(with_quotas(h)) for h in (1, 2, 6, 10)]
+    _table("quotas", QUOTAS, rows)
 
 
 def changes() -> None:
