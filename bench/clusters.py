@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.turns import CALM
 from evenstep.decide.curves import AnyMonotone
 from evenstep.decide.split import in_proportion, split
 from evenstep.emulate import DeviceCurve, run_uneven
@@ -198,5 +199,5 @@ def _run(cluster: Cluster, *args: list[str]) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "bench.rank", "--workload", cluster.workload]
     command += ["--samples", str(max(4096, EPOCH * cluster.batch)), "--device", device]
     command += [*(arg for some in args for arg in some)]
-    ended = run_uneven(command, cluster.cores, timeout_s=BOUND_S, firm=True, line_up=True)
+    ended = run_uneven(command, cluster.cores, timeout_s=BOUND_S, firm=True, line_up=True, env=CALM)
     return [json.loads(worker.output.strip().splitlines()[-1]) for worker in ended]
