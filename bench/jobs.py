@@ -22,6 +22,8 @@ from evenstep.messages import Ask
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 PATH = os.pathsep.join([str(ROOT), str(ROOT / "src")])  # of what is here, installed or not
+# Huge pages for all, as evenstep's own launcher asks for: no way is to be the faster by it.
+OWN = {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
 BOUND_S = 90.0
 
 
@@ -93,9 +95,7 @@ class Job(ABC):
         return sorted(commit for _, commits in self._read.values() for commit in commits)
 
     def _spawn(self, command: Sequence[str | Path], **more: str) -> subprocess.Popen[bytes]:
-        # Huge pages for all, as evenstep's own launcher asks for: no way is to be the faster by it.
-        own = {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
-        environment = {**os.environ, **own, **more}
+        environment = {**os.environ, **OWN, **more}
         process = subprocess.Popen(
             [str(part) for part in command],
             cwd=ROOT,

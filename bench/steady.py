@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
 
-from bench.jobs import BIN, BOUND_S, PATH, ROOT, end_process
+from bench.jobs import BIN, BOUND_S, OWN, ROOT, end_process
 from bench.tables import write
 
 TURNS, STEPS, WARM, BATCH, WORLD = 80, 40, 5, 256, 2
@@ -34,7 +34,7 @@ class Trained:
         log = last.enter_context((folder / "log").open("w"))
         process = subprocess.Popen(
             [str(BIN / starter[0]), *starter[1:], script, *args, "--steps", str(STEPS)],
-            env={**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **OWN},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
