@@ -22,8 +22,7 @@ from evenstep.messages import Ask
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 PATH = os.pathsep.join([str(ROOT), str(ROOT / "src")])  # of what is here, installed or not
-# Huge pages for all, as evenstep's own launcher asks for: no way is to be the faster by it.
-OWN = {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+OWN = {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
 BOUND_S = 90.0
 
 

@@ -108,3 +108,19 @@ def test_a_scheduler_that_the_run_was_not_given_is_refused(
         else:
             session.enter()
             assert session.generation == 1
+
+
+def test_a_heartbeat_tells_steps_from_what_the_script_does_between_them(run: Hosted) -> None:
+    with join(run) as session:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session.prepare(model, optimizer)
+        loader = session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+        told = []
+        for (x,) in loader:
+            told.append(session._member.control._progress().apart)
+            model(x).mean().backward()
+            told.append(session._member.control._progress().apart)
+            optimizer.step()
+        told.append(session._member.control._progress().apart)
+    assert told == [False, True, False, True, True]

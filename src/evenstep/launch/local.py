@@ -168,9 +168,6 @@ def worker_environment(
     cores = len(os.sched_getaffinity(0))
     own = {
         "OMP_NUM_THREADS": str(max(1, cores // max(1, num_workers))),
-        # Large tensors on huge pages, where the system lets programs ask for them: a worker with
-        # gigabytes of state is then handed it, and ends, in a fraction of the time.
-        "THP_MEM_ALLOC_ENABLE": "1",
         "PYTHONUNBUFFERED": "1",  # or nobody sees what it prints until much later
         **({"EVENSTEP_ADDRESS": address} if address else {}),
         **({"EVENSTEP_TLS_CA": tls_ca} if tls_ca else {}),
