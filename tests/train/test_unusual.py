@@ -13,7 +13,8 @@ from torch.utils.data import TensorDataset
 
 from evenstep.errors import EvenstepError
 from evenstep.train import reduce
-from evenstep.train.session import FORGOTTEN, Session
+from evenstep.train.session import Session
+from evenstep.train.stepping import FORGOTTEN
 from tests.train.ranks import run_ranks
 from tests.train.test_exact import assert_exact
 from tests.train.test_loop import data, made, mse, result, sgd
