@@ -20,7 +20,7 @@ lint: .venv/ready
 	$(BIN)/lint-imports
 
 test: lint packages
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
 
 # What some tests need of Debian, if this machine lacks it and lets us.
 packages:

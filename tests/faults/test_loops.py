@@ -47,6 +47,7 @@ def test_who_joins_later_takes_no_part_in_sums_that_the_others_took_before(
     args = ["--loop", "sums", "--epochs", "250"]
     with Running(tmp_path, workers="3", args=args, script=LOOPS) as run:
         status = run.until_training(3)
+        run.until_step(3)  # the sum before the first batch is over
         run.signal("w1")  # its substitute sums up before its first batch
         run.until_training(3, after=status["generation"])
         assert run.finish() == 0
