@@ -327,6 +327,16 @@ def test_workers_on_their_way_are_not_ordered_again(make: Make) -> None:
     assert len(roster(world)) == 4
 
 
+def test_more_workers_than_the_batch_can_be_shared_among_are_not_let_in(make: Make) -> None:
+    world = make()
+    for _ in range(2):
+        world.join(batch=2)
+        world.settle(8)
+    refused = world.coordinator.admit(world.now_s, Hello(proof=""))
+    assert isinstance(refused, Refused)
+    assert "has room for 2 workers" in refused.why
+
+
 def test_more_workers_than_allowed_are_not_let_in(make: Make) -> None:
     world = make(most=2, least=1)
     training(world, 2)

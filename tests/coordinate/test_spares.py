@@ -110,7 +110,7 @@ def test_a_spare_comes_though_no_restarts_are_left(make: Make) -> None:
     world = make(spares=1, restarts=0, sets=("workers.min=2",))
     _, b, _ = with_a_spare(world)
     world.die(b)
-    assert status(world)["state"] != "training"
+    assert status(world)["state"] == "regrouping"  # the spare is called at once
     world.settle(8)
     assert roster(world) == ("w0", "w2")
     assert status(world)["state"] == "training"
