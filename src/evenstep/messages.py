@@ -89,6 +89,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     checkpoint_every_s: float = 0.0  # 0: none while training
     checkpoints_kept: int = 3
     resume: str = ""  # the checkpoint to begin from
+    underway: bool = False  # others train, and will hand over their state
     proof: str = ""  # the coordinator's
 
 

@@ -85,6 +85,7 @@ class Coordinator(Patience):
             checkpoint_every_s=self.terms.checkpoint_every_s,
             checkpoints_kept=self.terms.checkpoints_kept,
             resume=self._outside.checkpoint(),
+            underway=self._running is not None,
         )
 
     def arrived(self, now_s: float, worker: WorkerId) -> None:

@@ -83,6 +83,8 @@ class ElasticSession(Regrouping):
         self._checkpoints = self._open_checkpoints()
         assert self._reducer is not None
         self._reducer.warm_up(pulse.size(FEW_WORKERS))
+        if self._member.control.welcome.underway:
+            self._make_room()
         self._member.control.tell(
             Ready(
                 **self._facts(self._loader),

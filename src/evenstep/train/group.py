@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -132,15 +133,17 @@ class Group:
         self.generation, self.rank, self.world = generation, rank, world
         self.device, self._check, self._last_words_s = device, check, last_words_s
         self._backend: Any = None
+        self._left: Callable[[], Any] = lambda: None  # of it, for whoever waits for its end
         self._newest: Work | None = None  # sum of NCCL's, which does them in order
         self.sees_through = False  # sums of NCCL too: a wait ends when they are there, or by check
-        self.is_closed = False
+        self.is_closed = self.is_gone = False  # let go; with nothing left of it that may write
         if world > 1:
             prefix = PrefixStore(f"evenstep/{generation}/{name}", store)
             self._backend = self._meet(
                 lambda: _backend(prefix, rank, world, device, address, timedelta(seconds=meet_s))
             )
             self._backend._set_default_timeout(timedelta(seconds=timeout_s))
+            self._left = weakref.ref(self._backend)
 
     def _meet(self, make: Callable[[], Any]) -> Any:
         try:
@@ -252,6 +255,8 @@ class Group:
             if self.device.type == "cuda" and box[0] is not None:
                 _end_nccl(box[0], None if self.sees_through else newest)
             box.clear()
+            # Its destructor has waited for all sums, unless somebody holds on to it still.
+            self.is_gone = self._left() is None
 
         thread = threading.Thread(target=end, name=CLOSING, daemon=True)
         thread.start()

@@ -46,13 +46,16 @@ class Bucket:
         self.views = list(map(_like, gradients.split(sizes), self.params))
         self.filled: set[int] = set()  # places of the parameters whose gradients are in
         self.work: Work | None = None
-        self._is_lent = False  # to a sum that may still write to it
+        self._lent_to: Group | None = None  # whose sum may still write to it
         self.fits(device, room)
 
     def fits(self, device: torch.device, room: int) -> bool:
         """Make so much room behind the gradients, in a buffer that nobody else writes to."""
-        if self._is_lent or self._all.device != device or self._num + room > len(self._all):
+        if self._lent_to is not None and not self._lent_to.is_gone:
             return False
+        if self._all.device != device or self._num + room > len(self._all):
+            return False
+        self._lent_to = None
         self.flat = self._all[: self._num + room]
         self.rest = self.flat[self._num :]
         self.filled.clear()
@@ -60,19 +63,22 @@ class Bucket:
 
     def lend(self, group: Group) -> None:
         """Start summing it up."""
-        self._is_lent = True
+        self._lent_to = group
         self.work = group.sum_async(self.flat)
 
     def fill(self, place: int, weight: float) -> None:
         """A parameter's weighted gradient into the buffer; no gradient, or no weight, is zero."""
         self.filled.add(place)
-        view, grad = self.views[place], self.params[place].grad
+        view, param = self.views[place], self.params[place]
+        grad = param.grad
         if grad is None or weight == 0:
             view.zero_()  # not a product: what nobody counts may be NaN
         elif grad.device == view.device:
             torch.mul(grad, weight, out=view)
         else:
             view.copy_(grad).mul_(weight)
+        if grad is not None and grad.device == view.device:
+            param.grad = view  # the one that autograd made goes now, not with all others at the end
 
     def fill_up(self, weight: float) -> None:
         """The parameters that this pass did not reach, with what earlier ones left them."""
@@ -97,7 +103,7 @@ class Bucket:
             else:
                 param.grad = view.to(param.device)
         self.filled.clear()
-        self.work, self._is_lent = None, False
+        self.work, self._lent_to = None, None
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:

@@ -7,6 +7,7 @@ nobody is left.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from contextlib import suppress
@@ -29,6 +30,7 @@ from evenstep.train.membership import EVICTED, LEFT, LeftError, Membership
 from evenstep.train.position import Position, compare
 from evenstep.train.pulse import RankPlan
 from evenstep.train.reporter import Reporter
+from evenstep.train.room import make_room
 from evenstep.train.session import Session
 from evenstep.train.state import State
 
@@ -62,6 +64,7 @@ class Regrouping(Session):
         self._at = Position()
         self._before = (self._at, 0)  # as the step at hand began
         self._last_sum = torch.zeros(0, dtype=torch.uint8)  # its bytes: somebody may have missed it
+        self._roomy: list[torch.optim.Optimizer] = []  # whose state is but room for one
         self._lost = False  # the group is gone, and there is no other yet
         self._checkpoints: Checkpoints | None = None
         self._saves = False  # it is this worker who writes them
@@ -89,6 +92,7 @@ class Regrouping(Session):
                 if self._member.worker == told.saves:
                     self._save_what_is_whole()
                 log.info("this worker leaves: %s", told.reason)
+                _make_way()
                 raise LeftError(LEFT if told.planned else EVICTED)
             try:
                 self._form(told)
@@ -160,8 +164,16 @@ class Regrouping(Session):
         """
         mine = replace(self._at, begun=self._at.begun and not self._state.torn)
         ahead = compare(self._group, mine, gradients=self._batches_since_step > 0)
-        if not ahead.position.begun and self.is_leader:
-            self._load_checkpoint()
+        if not ahead.position.begun:
+            self._give_up_room()
+            if self.is_leader:
+                self._load_checkpoint()
+            if self.is_leader and self._state.torn:
+                raise EvenstepError(
+                    "those who trained were lost while they handed their state to this worker, "
+                    "which has a part of it, and there is no checkpoint. Start the run anew; "
+                    "--checkpoint-every writes checkpoints more often."
+                )
         behind = [rank for rank in range(self.world) if rank not in ahead.sources]
         self._state.plain = self._plain()
         hand_over(self._group, ahead.sources, behind, self._state, grads=ahead.gradients)
@@ -171,9 +183,22 @@ class Regrouping(Session):
             self._take_on(self._state.plain)
             # In the midst of a step that others have reduced: it is this worker's now, too.
             self.void, self._adopted = False, True
+            self._roomy.clear()
         self._last_sum = ahead.last_sum(self._group, self._last_sum)
         self._at = replace(ahead.position, begun=True, steps=max(ahead.position.steps, self.step))
         return ahead.position.begun
+
+    def _make_room(self) -> None:
+        """For the state that the others will hand over, while they train."""
+        for thing in self._things.values():
+            if isinstance(thing, torch.optim.Optimizer) and not thing.state:
+                make_room(thing)
+                self._roomy.append(thing)
+
+    def _give_up_room(self) -> None:
+        """Those who had a state are gone."""
+        for optimizer in self._roomy:
+            optimizer.state.clear()
 
     def _plain(self) -> dict[str, Any]:
         assert self._loader is not None
@@ -272,6 +297,12 @@ class Regrouping(Session):
             if self._in_hand:
                 self._undo.restore()
             self._save(wait=True)
+
+
+def _make_way() -> None:
+    """Be last for the CPU from here on: a large process takes a while to end, and others train."""
+    with suppress(OSError):
+        os.nice(19)
 
 
 def _host(address: str) -> tuple[Store, int]:
