@@ -22,7 +22,7 @@ from evenstep.messages import (
     Stuck,
     Welcome,
 )
-from evenstep.types import Launch, LaunchFailed, Left, StepReport
+from evenstep.types import Launch, LaunchFailed, Left, Lost, StepReport
 from tests.coordinate.situations import (
     Make,
     ask,
@@ -214,6 +214,23 @@ def test_a_run_without_a_worker_stops_at_once(make: Make) -> None:
 
 
 # Processes.
+
+
+def test_one_that_is_dying_is_not_waited_for_until_it_is_gone(make: Make) -> None:
+    world = make(restarts=1)
+    a, b, c = launched(world, 3)
+    world.coordinator.dying(world.now_s, b.id, 9)
+    assert roster(world) == (a.id, c.id)
+    assert world.announced[-1].reason == f"{b.id} lost: it was ended by SIGKILL"
+    b.connected = False
+    world.coordinator.closed(world.now_s, b.id)
+    world.settle(5)
+    assert world.starting == []  # its place is not free before it has ended
+    world.coordinator.ended(world.now_s, b.id, -9)
+    assert len(world.starting) == 1
+    world.settle(20)
+    assert len(roster(world)) == 3
+    assert [e.workers for e in events(world) if isinstance(e, Lost)] == [(b.id,)]
 
 
 def test_what_a_process_says_last_is_heard_before_its_end_is_judged(make: Make) -> None:

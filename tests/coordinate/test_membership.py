@@ -92,10 +92,10 @@ class Membership(RuleBasedStateMachine):
     def unready(self) -> list[SimWorker]:
         return [w for w in self.world.workers.values() if w.connected and not w.said_ready]
 
-    @rule(which=some)
-    def one_dies(self, which: int) -> None:
+    @rule(which=some, slowly=st.booleans())
+    def one_dies(self, which: int, slowly: bool) -> None:
         if worker := self.pick(which):
-            self.world.die(worker)
+            self.world.die(worker, slowly=slowly)
 
     @rule(which=some)
     def one_freezes(self, which: int) -> None:

@@ -159,8 +159,15 @@ class World:
         self.ready(worker, **changes)
         return worker
 
-    def die(self, worker: SimWorker) -> None:
-        """The connection closes, and so does the process if it is the launcher's."""
+    def die(self, worker: SimWorker, *, slowly: bool = False) -> None:
+        """The connection closes, and so does the process if it is the launcher's.
+
+        Slowly: the launcher sees it dying first.
+        """
+        if slowly and worker.launched and worker.connected:
+            worker.connected = False
+            self.coordinator.dying(self.now_s, worker.id, 9)
+            self.coordinator.closed(self.now_s, worker.id)
         self.cut(worker)
         if worker.launched:
             worker.launched = False

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import io
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from evenstep.launch.local import LocalLauncher
+from evenstep.launch.local import LocalLauncher, _Running
 from evenstep.types import Launch
 
 BOUND_S = 30.0
@@ -27,6 +29,7 @@ class Ends:
 
     def __init__(self, folder: Path, *command: str) -> None:
         self.heard: list[tuple[str, int, str]] = []
+        self.dying: list[tuple[str, int]] = []
         names = (f"w{n}" for n in range(100))
         self.out = io.StringIO()
         self.launcher = LocalLauncher(
@@ -34,6 +37,7 @@ class Ends:
             env=os.environ,
             logs=folder,
             name=lambda: next(names),
+            on_dying=lambda *dying: self.dying.append(dying),
             on_end=lambda *end: self.heard.append(end),
             out=self.out,
         )
@@ -73,9 +77,11 @@ def test_a_process_that_cannot_be_looked_after_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     started: list[psutil.Process] = []
+    before = psutil.Process().children()
 
     def full(*_: Any) -> None:
-        started.extend(p for p in psutil.Process().children() if SLEEP in p.cmdline())
+        # Not by its command line: right after it has begun, that is empty.
+        started.extend(p for p in psutil.Process().children() if p not in before)
         raise OSError(errno.EMFILE, "Too many open files")
 
     async def launch_one() -> None:
@@ -91,3 +97,43 @@ def test_a_process_that_cannot_be_looked_after_is_ended(
         await ends.launcher.close()
 
     run(launch_one())
+
+
+@pytest.mark.parametrize(
+    ("command", "number"), [(SLEEP, signal.SIGKILL), (SLEEP, signal.SIGTERM), ("exit(3)", 0)]
+)
+def test_what_ends_a_process_is_seen_before_it_is_gone(
+    tmp_path: Path, command: str, number: int
+) -> None:
+    process = subprocess.Popen([sys.executable, "-S", "-c", command])
+    running = _Running.of(process, process.pid, tmp_path / "log")
+    if number:
+        assert running.dying_by() == 0
+        process.send_signal(number)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie, as one with much memory
+    assert running.dying_by() == number
+    process.wait()
+    assert running.dying_by() == 0
+    running.close()
+
+
+def test_one_that_takes_long_to_end_is_told_of_once_and_before_its_end(tmp_path: Path) -> None:
+    async def kill_one() -> None:
+        ends = Ends(tmp_path, sys.executable, "-S", "-c", SLEEP)
+        loop = asyncio.get_running_loop()
+        ends.launcher.launch(ONE)
+        (running,) = ends.launcher._running.values()
+        loop.remove_reader(running.pidfd)  # its end is not noticed yet
+        running.signal(signal.SIGKILL)
+        while not ends.dying:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            ends.launcher._look()
+        assert ends.dying == [("w0", signal.SIGKILL)]
+        assert ends.heard == []
+        loop.add_reader(running.pidfd, ends.launcher._ended, "w0")
+        assert await ends.launcher.wait()
+        assert [(worker, code) for worker, code, _ in ends.heard] == [("w0", -signal.SIGKILL)]
+        await ends.launcher.close()
+
+    run(kill_one())

@@ -209,6 +209,7 @@ class Run:
             env=env,
             logs=self._folder.logs,
             name=coordinator.new_name,
+            on_dying=lambda *dying: self._host.call(coordinator.dying, *dying),
             on_end=lambda *end: self._host.call(coordinator.ended, *end),
             out=sys.stdout,
         )

@@ -171,6 +171,17 @@ class Coordinator(Patience):
         """Launched workers that were in no roster yet."""
         return self.crew.running - self._used
 
+    def dying(self, now_s: float, worker: WorkerId, number: int) -> None:
+        """A signal ends a launched process. Its connection may stay open until its memory is gone.
+
+        The others need not wait for that, of many gigabytes or on a card.
+        """
+        member = self._members.get(worker)
+        if member is not None and self.ending is None:
+            self._outside.hang_up(worker)
+            self._part_with(now_s, member, f"it {told_of(-number, joined=True)}", dead=True)
+            self._settle(now_s)
+
     def ended(self, now_s: float, worker: WorkerId, code: int, said: str = "") -> None:
         """A launched process has ended; a negative code is a signal. `said` is its last output."""
         self.crew.running.discard(worker)

@@ -21,6 +21,8 @@ from evenstep.types import Launch, WorkerId
 
 _TETHER = Path(__file__).parents[1] / "emulate" / "tether.py"
 GRACE_S = 5.0  # between asking a process to end and ending it
+LOOK_S = 0.03  # between two looks at whether a process is being ended
+EXITING = 0x4  # of the flags in /proc/PID/stat
 LAST_BYTES = 8192  # of a log: enough for a traceback
 
 
@@ -28,7 +30,30 @@ LAST_BYTES = 8192  # of a log: enough for a traceback
 class _Running:
     process: subprocess.Popen[bytes] | None  # None: started by a coordinator before this one
     pidfd: int
+    stat: int  # its /proc/PID/stat, open: a number that passes to others is not mistaken for it
     log: Path
+
+    @classmethod
+    def of(cls, process: subprocess.Popen[bytes] | None, pid: int, log: Path) -> _Running:
+        """ProcessLookupError or FileNotFoundError: it has just ended."""
+        pidfd = os.pidfd_open(pid)
+        try:
+            return cls(process, pidfd, os.open(f"/proc/{pid}/stat", os.O_RDONLY), log)
+        except BaseException:
+            os.close(pidfd)
+            raise
+
+    def dying_by(self) -> int:
+        """The signal that ends it, while there is still something of it left; else 0."""
+        with suppress(ProcessLookupError):
+            fields = os.pread(self.stat, 4096, 0).rpartition(b")")[2].split()
+            flags, code = int(fields[6]), int(fields[-1])
+            return code & 0x7F if flags & EXITING else 0
+        return 0
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        os.close(self.stat)
 
     def signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -47,8 +72,10 @@ class LocalLauncher:
     """Starts a command as often as it is told to.
 
     `on_end` hears of each end at once: the worker, its exit code (negative: a signal) and the end
-    of its log. Workers are not tied to this process: training goes on if it is killed, and
-    `<worker>.pid` beside the log tells who comes after whether they still run.
+    of its log. `on_dying` hears first of one that a signal ends, with its number: a large process
+    takes a while to end, and its connections are open until then. Workers are not tied to this
+    process: training goes on if it is killed, and `<worker>.pid` beside the log tells who comes
+    after whether they still run.
     """
 
     def __init__(
@@ -58,14 +85,17 @@ class LocalLauncher:
         env: Mapping[str, str],
         logs: Path,
         name: Callable[[], WorkerId],
+        on_dying: Callable[[WorkerId, int], None],
         on_end: Callable[[WorkerId, int, str], None],
         out: TextIO,
     ) -> None:
         self._command, self._env, self._logs = list(command), dict(env), logs
-        self._name, self._on_end = name, on_end
+        self._name, self._on_dying, self._on_end = name, on_dying, on_end
         self._cards = Cards.of(env)
         self._echo = Echo(out)
         self._running: dict[WorkerId, _Running] = {}
+        self._dying: set[WorkerId] = set()  # of those
+        self._looking: asyncio.TimerHandle | None = None
         self._all_ended = asyncio.Event()
         self._all_ended.set()
 
@@ -77,8 +107,9 @@ class LocalLauncher:
     def adopt(self, worker: WorkerId, pid: int) -> None:
         """Look after a worker that outlived the coordinator that started it."""
         path = self._logs / f"{worker}.log"
-        with suppress(ProcessLookupError):  # it has just ended, and nobody counts on it yet
-            self._watch(worker, _Running(None, os.pidfd_open(pid), path))
+        # It may have just ended, and nobody counts on it yet.
+        with suppress(ProcessLookupError, FileNotFoundError):
+            self._watch(worker, _Running.of(None, pid, path))
             self._echo.follow(worker, path)
         with suppress(psutil.Error):
             self._cards.hold(worker, psutil.Process(pid).environ())
@@ -124,17 +155,29 @@ class LocalLauncher:
                     env={**self._env, **self._cards.take(worker), "EVENSTEP_WORKER": worker},
                     start_new_session=True,  # Ctrl-C is for the coordinator: it ends them in order
                 )
-                pidfd = _introduced(process, path.with_suffix(".pid"))
+                running = _introduced(process, path)
             except BaseException:
                 self._cards.give_back(worker)
                 self._echo.unfollow(worker)
                 raise
-        self._watch(worker, _Running(process, pidfd, path))
+        self._watch(worker, running)
 
     def _watch(self, worker: WorkerId, running: _Running) -> None:
         self._running[worker] = running
         self._all_ended.clear()
         asyncio.get_running_loop().add_reader(running.pidfd, self._ended, worker)
+        if self._looking is None:
+            self._look()
+
+    def _look(self) -> None:
+        for worker, running in list(self._running.items()):
+            if worker not in self._dying and (number := running.dying_by()):
+                self._dying.add(worker)
+                self._on_dying(worker, number)
+        # The more there are, the less often: it is a part of a percent of a core at the most.
+        after_s = LOOK_S * max(1.0, len(self._running) / 16)
+        loop = asyncio.get_running_loop()
+        self._looking = loop.call_later(after_s, self._look) if self._running else None
 
     def _ended(self, worker: WorkerId) -> None:
         running = self._running.pop(worker)
@@ -142,7 +185,8 @@ class LocalLauncher:
         running.end_all()  # not reaped yet, so the number of its group is still its own
         # Only a parent learns the exit code. A script that failed has said so itself.
         code = running.process.wait() if running.process else os.EX_TEMPFAIL
-        os.close(running.pidfd)
+        running.close()
+        self._dying.discard(worker)
         self._cards.give_back(worker)
         self._echo.unfollow(worker)
         if not self._running:
@@ -178,12 +222,12 @@ def worker_environment(
     return {**own, **kept, "EVENSTEP_COORDINATOR": coordinator, **token}
 
 
-def _introduced(process: subprocess.Popen[bytes], pid_file: Path) -> int:
+def _introduced(process: subprocess.Popen[bytes], log: Path) -> _Running:
     """What its end is noticed by, once whoever comes after can find it. Else it is ended."""
     try:
         made_s = psutil.Process(process.pid).create_time()
-        pid_file.write_text(f"{process.pid} {made_s}")
-        return os.pidfd_open(process.pid)
+        log.with_suffix(".pid").write_text(f"{process.pid} {made_s}")
+        return _Running.of(process, process.pid, log)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
