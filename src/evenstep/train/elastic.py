@@ -100,7 +100,7 @@ class ElasticSession(Regrouping):
     def settle(self) -> int:
         """Before a batch: repeat a void step with whoever is left, or switch as was passed on."""
         self._member.check_place()  # one who trains alone never waits, and would not notice
-        if self._lost:
+        if self._lost or self._member.newest > self.generation:  # a step begun now would be void
             self._regroup()
         if self.void:
             self._undo.forget()
