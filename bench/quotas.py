@@ -20,7 +20,9 @@ ROUNDS = 8
 SAMPLES = 24576
 
 NAMES = ("DDP equal", "DDP static", "DDP oracle", "proportional", "auto")
-HEADER = ["cluster", "limit, samples/s", *NAMES, "auto over DDP equal", "of what is possible"]
+SLOWEST = "each step's slowest"
+HEADER = ["cluster", "limit, samples/s", SLOWEST, *NAMES]
+HEADER += ["auto over DDP equal", "of what is possible"]
 HEADER += ["auto's shares", "best shares"]
 
 
@@ -42,9 +44,18 @@ class Curves:
         for part in PARTS:
             sizes = [max(1, round(part * share)) for share in fair]
             told = self._crew.tell(*(f"{size} {STEPS}" for size in sizes))
-            for known, size, seconds in zip(points, sizes, told, strict=True):
-                known[size] = seconds
+            for known, size, steps_s in zip(points, sizes, told, strict=True):
+                known[size] = fmean(steps_s)
         return best_split(self._cluster, points, self._exposed_s)
+
+    def slowest(self, shares: Sequence[int]) -> float:
+        """Samples a second if every step took as long as it takes the slowest in that very step.
+
+        The limit is made of each worker's mean; a step that all wait for is longer, by scatter.
+        """
+        told = self._crew.tell(*(f"{max(1, share)} {STEPS}" for share in shares))
+        step_s = fmean(map(max, zip(*told, strict=True))) + self._exposed_s
+        return self._cluster.batch / step_s
 
 
 class Way:
@@ -77,21 +88,22 @@ def measured(cluster: Cluster) -> list[str]:
         ways = {name: Way(cluster, "ddp", last, shares) for name, shares in given.items()}
         ways |= {name: Way(cluster, name, last) for name in ("proportional", "auto")}
         limits = [curves.measure()]
-        parts: dict[str, list[float]] = {name: [] for name in NAMES}
+        parts: dict[str, list[float]] = {name: [] for name in (SLOWEST, *NAMES)}
         for turn in range(ROUNDS):
             rates = {name: ways[name].rate() for name in NAMES[:: 1 if turn % 2 else -1]}
+            rates[SLOWEST] = curves.slowest(limits[-1].shares)
             limits.append(curves.measure())
             top = fmean(limit.rate for limit in limits[-2:])
             for name, rate in rates.items():
                 parts[name].append(rate / top)
-            told = ", ".join(f"{name} {parts[name][-1]:.2f}" for name in NAMES)
+            told = ", ".join(f"{name} {all_so_far[-1]:.2f}" for name, all_so_far in parts.items())
             print(f"{cluster.name}: limit {top:.0f}, {told}", flush=True)
         shares = ways["auto"].shares
-    part = {name: median(parts[name]) for name in NAMES}
+    part = {name: median(parts[name]) for name in parts}
     return [
         cluster.name,
         f"{median(limit.rate for limit in limits):.0f}",
-        *(f"{part[name]:.2f}" for name in NAMES),
+        *(f"{part[name]:.2f}" for name in (SLOWEST, *NAMES)),
         f"{part['auto'] / part['DDP equal']:.2f}x",
         f"{part['auto']:.2f}",
         " ".join(map(str, shares)),

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import torch
@@ -107,16 +107,17 @@ def reducing(work: Workload, args: argparse.Namespace) -> list[float]:
     return seconds
 
 
-def alone(work: Workload, optimizer: torch.optim.Optimizer, size: int, num: int) -> float:
-    """This worker by itself: how long a step of so many samples takes, but for the reduction."""
+def alone(work: Workload, optimizer: torch.optim.Optimizer, size: int, num: int) -> list[float]:
+    """This worker by itself: how long steps of so many samples take, but for the reduction."""
     sampler = ShareSampler(Order(length=len(work.data)), partial(_all_of, size), 0)
     batches = iter(DataLoader(work.data, batch_sampler=sampler))
-    begun_s = time.monotonic()
+    ends_s = [time.monotonic()]
     for x, y in islice(batches, num):
         optimizer.zero_grad()
         work.loss(work.model(x), y).backward()
         optimizer.step()
-    return (time.monotonic() - begun_s) / num
+        ends_s.append(time.monotonic())
+    return [end_s - begun_s for begun_s, end_s in pairwise(ends_s)]
 
 
 def _all_of(size: int, _: int) -> tuple[int, ...]:

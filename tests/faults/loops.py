@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import evenstep
-from tests.faults.train import NAME, Faults, Numbers, plant
+from tests.faults.train import NAME, Faults, Hold, Numbers, plant
 
 BATCH, SAMPLES = 24, 240
 
@@ -21,7 +21,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
 
 
-def accumulate(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Module:
+def accumulate(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     """Four batches to an optimizer's step, gradients zeroed after it; a schedule by itself."""
     model = net()
     plant(faults, model)
@@ -30,7 +30,7 @@ def accumulate(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Mod
     session.prepare(model, optimizer)
     session.register("schedule", scheduler)
     loader = session.loader(Numbers(SAMPLES), batch=BATCH)
-    for _ in session.epochs(epochs):
+    for _ in session.epochs(hold.num_epochs):
         for x, y in loader:
             faults.at("forward")
             loss = nn.functional.mse_loss(model(x), y) / 4
@@ -45,14 +45,14 @@ def accumulate(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Mod
     return model
 
 
-def turns(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Module:
+def turns(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     """Two nets in one batch: the second trains on what the first, just stepped, makes of it."""
     model = nn.ModuleList([net(), net()])
     plant(faults, model)
     first, second = (torch.optim.AdamW(part.parameters(), lr=1e-2) for part in model)
     session.prepare(model, first, second)
     loader = session.loader(Numbers(SAMPLES), batch=BATCH)
-    for _ in session.epochs(epochs):
+    for _ in session.epochs(hold.num_epochs):
         for x, y in loader:
             faults.at("forward")
             model.zero_grad()
@@ -69,7 +69,7 @@ def turns(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Module:
     return model
 
 
-def sums(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Module:
+def sums(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     """A sum over the workers before the first batch, before backward, and after it."""
     model = net()
     plant(faults, model)
@@ -80,30 +80,33 @@ def sums(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Module:
     for x, _ in session.evaluation(Numbers(50), batch_size=7):
         num += len(x)
     logging.info("%d samples seen before training", int(session.sum(num)))
-    for _ in session.epochs(epochs):
+    for _ in session.epochs(hold.num_epochs):
         for x, y in loader:
             faults.at("forward")
             optimizer.zero_grad()
             whole = float(session.sum(float(session.counted)))
             faults.at("summed")
             loss = nn.functional.mse_loss(model(x), y) * whole / BATCH
+            hold.step()
             faults.at("backward")
             loss.backward()
             faults.at("reduced")
             session.sum(loss)
             optimizer.step()
             faults.at("stepped")
+        if hold.is_over():
+            break
     return model
 
 
-def leaves(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Module:
+def leaves(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     """Each epoch is left after eight of its ten batches, and evaluated after."""
     model = net()
     plant(faults, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     session.prepare(model, optimizer)
     loader = session.loader(Numbers(SAMPLES), batch=BATCH)
-    for epoch in session.epochs(epochs):
+    for epoch in session.epochs(hold.num_epochs):
         for x, y in loader:
             if session.step == 8 * (epoch + 1):
                 break
@@ -122,7 +125,7 @@ def leaves(session: evenstep.Session, faults: Faults, epochs: int) -> nn.Module:
     return model
 
 
-LOOPS: dict[str, Callable[[evenstep.Session, Faults, int], nn.Module]] = {
+LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "accumulate": accumulate,
     "turns": turns,
     "sums": sums,
@@ -134,7 +137,7 @@ def main() -> None:
     """Train, and leave the parameters behind."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--loop", choices=LOOPS, required=True)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3, help="0: until `go`, in sums")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")
@@ -143,7 +146,7 @@ def main() -> None:
     faults = Faults(args.out)
     with evenstep.join() as session:
         faults.session = session
-        model = LOOPS[args.loop](session, faults, args.epochs)
+        model = LOOPS[args.loop](session, faults, Hold(session, args.out, args.epochs))
         result = {"model": model.state_dict(), "lr": 0.0, "step": session.step}
         torch.save(result, args.out / f"{NAME}.pt")
 

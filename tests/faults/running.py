@@ -23,17 +23,23 @@ from evenstep.messages import Ask
 SCRIPT = Path(__file__).with_name("train.py")
 EVENSTEP = Path(sys.executable).with_name("evenstep")
 BOUND_S = 90.0
+HELD = ["--epochs", "0"]
+EPOCH_STEPS = 10  # unless told otherwise
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": str(Path(__file__).parents[2]),
     "OMP_NUM_THREADS": "1",
+    "HELD_BY": str(os.getpid()),
 }
 
 Fault = tuple[str, str, int]
 
 
 class Running:
-    """A run of `train.py`. Ended, with all its workers, when the context is left."""
+    """A run of `train.py`. Ended, with all its workers, when the context is left.
+
+    One that is `HELD` trains for as long as the test needs to see what it wants, and ends at `go`.
+    """
 
     def __init__(
         self,
@@ -49,6 +55,7 @@ class Running:
         self._bound_s = bound_s
         self.folder, self.out = folder / "run", folder / "out"
         self.out.mkdir(exist_ok=True)
+        (self.out / "go").unlink(missing_ok=True)  # from the run that this one goes on with
         where = ["--resume" if self.folder.exists() else "--run", str(self.folder)]
         self._log = (folder / "log").open("a+")
         command = [str(script), "--out", str(self.out), *args]
@@ -112,7 +119,7 @@ class Running:
                 return status
             if self.process.poll() is not None:
                 raise AssertionError(f"the run ended with {self.process.returncode}")
-            time.sleep(0.02)
+            time.sleep(0.05)
         raise AssertionError(f"not within {self._bound_s} s: {self.status()}")
 
     def until_step(self, step: int) -> dict[str, Any]:
@@ -137,8 +144,17 @@ class Running:
         """Send a worker a signal."""
         os.kill(self.pids()[worker], number)
 
+    def go(self) -> None:
+        """Let a held run end with its epoch."""
+        (self.out / "go").touch()
+
     def finish(self) -> int:
-        """Wait for the run to end; its exit code."""
+        """Let the run come to its end; its exit code."""
+        self.go()
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait for the end of a run that was asked to stop; its exit code."""
         return self.process.wait(self._bound_s)
 
     def said(self) -> str:
@@ -149,6 +165,25 @@ class Running:
         """What the workers that trained to the end left behind, by name."""
         found = sorted(self.out.glob("*.pt"))
         return {p.stem: torch.load(p, weights_only=True) for p in found}
+
+    @property
+    def length(self) -> list[str]:
+        """How long a held run was, for one process to train as long: its last `--epochs` counts."""
+        (step,) = {result["step"] for result in self.results().values()}
+        return epochs(step)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for something to be so, within the bound."""
+    until_s = time.monotonic() + BOUND_S
+    while not holds():
+        assert time.monotonic() < until_s, "too late"
+        time.sleep(0.05)
+
+
+def epochs(step: int) -> list[str]:
+    """As arguments, the epochs that end with a step."""
+    return ["--epochs", str(step // EPOCH_STEPS)]
 
 
 def same(result: dict[str, Any], alone: dict[str, Any], tolerance: float = 1e-8) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.faults.conftest import Alone
-from tests.faults.running import Running, same
+from tests.faults.running import HELD, Running, epochs, same
 
 SHRINK = ["kill", "drain", "kill beside one that is stopped"]
 EVENTS = int(os.environ.get("EVENSTEP_CHAOS_EVENTS", "8"))  # 100 and more by hand
@@ -29,9 +29,8 @@ def test_a_run_through_chaos_ends_where_one_process_ends(
     seed: int, tmp_path: Path, alone: Alone
 ) -> None:
     chance = np.random.default_rng(seed)
-    args = ["--epochs", str(25 * EVENTS), "--pause", "0.01"]
     options = ["--restarts", "0", "--checkpoint-every", "1"]
-    with Running(tmp_path, workers="3:7", options=options, args=args) as run:
+    with Running(tmp_path, workers="3:7", options=options, args=HELD) as run:
         run.until_training(3)
         run.ask("scale", num_workers=5)
         status = run.until_training(5)
@@ -58,12 +57,11 @@ def test_a_run_through_chaos_ends_where_one_process_ends(
             status = run.until_training(num, after=generation)
             status = run.until_step(status["step"] + int(chance.integers(1, 5)))
         run.ask("stop")
-        assert run.finish() == 0
-        trained = status["step"]
-    with Running(tmp_path, workers="3", args=[*args[:1], str(trained // 10 + 2)]) as run:
+        assert run.wait() == 0
+    args = epochs(status["step"] + 100)
+    with Running(tmp_path, workers="3", args=args) as run:
         assert run.finish() == 0
         assert "going on from" in run.said()
         ends = run.results().values()
         assert len(ends) == 3
-        truth = alone("--epochs", str(trained // 10 + 2))
-        assert all(same(result, truth) for result in ends)
+        assert all(same(result, alone(*args)) for result in ends)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Alone
-from tests.faults.running import Fault, Running, same
+from tests.faults.running import HELD, Fault, Running, same
 
 LOOPS = Path(__file__).with_name("loops.py")
 
@@ -44,14 +44,14 @@ def test_survivors_end_where_one_process_ends(
 def test_who_joins_later_takes_no_part_in_sums_that_the_others_took_before(
     tmp_path: Path, alone: Alone
 ) -> None:
-    args = ["--loop", "sums", "--epochs", "250"]
+    args = ["--loop", "sums", *HELD]
     with Running(tmp_path, workers="3", args=args, script=LOOPS) as run:
         status = run.until_training(3)
         run.until_step(3)  # the sum before the first batch is over
         run.signal("w1")  # its substitute sums up before its first batch
         run.until_training(3, after=status["generation"])
         assert run.finish() == 0
-        expected = alone(*args, script=LOOPS)
+        expected = alone(*args, *run.length, script=LOOPS)
         assert all(same(result, expected) for result in run.results().values())
         seen = [line for line in run.said().splitlines() if "samples seen before" in line]
     assert len(seen) == 4

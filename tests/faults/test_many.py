@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.faults.conftest import Alone
-from tests.faults.running import Running, same
+from tests.faults.running import HELD, Running, same
 
 WORKERS = int(os.environ.get("EVENSTEP_MANY_WORKERS", "10"))  # 64 by hand
 GENERATIONS = int(os.environ.get("EVENSTEP_GENERATIONS", "60"))  # 1,000 by hand
@@ -18,19 +18,18 @@ SOME = 10
 
 @pytest.mark.timeout(120 + 10 * WORKERS)
 def test_many_workers_join_train_shrink_and_finish(tmp_path: Path, alone: Alone) -> None:
-    args = ["--samples", "960", "--batch", "192", "--epochs"]
+    args = ["--samples", "960", "--batch", "192", *HELD]
     bound_s = 60.0 + 5 * WORKERS
     few = max(2, WORKERS // 4)
-    long = [*args, "1000000", "--pause", "0.02"]
-    with Running(tmp_path, workers=f"{few}:{WORKERS}", args=long, bound_s=bound_s) as run:
+    with Running(tmp_path, workers=f"{few}:{WORKERS}", args=args, bound_s=bound_s) as run:
         run.until_training(few)
         run.ask("scale", num_workers=WORKERS)
         before = run.until_training(WORKERS)["generation"]
         run.ask("scale", num_workers=few)
         step = run.until_training(few, after=before)["step"]
         run.ask("stop")
-        assert run.finish() == 0
-    whole = [*args, str(step // 5 + 5)]
+        assert run.wait() == 0
+    whole = [*args, "--epochs", str(step // 5 + 5)]
     with Running(tmp_path, workers=str(few), args=whole) as run:
         assert run.finish() == 0
         ends = run.results().values()

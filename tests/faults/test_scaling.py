@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -14,7 +14,7 @@ from evenstep.simulate.run import run as simulate
 from evenstep.simulate.scenario import Scenario, WorkerGroup
 from evenstep.types import AnyAction, Drain, Launch, LaunchFailed, Plan, Regroup, Stay, StepDone
 from tests.faults.conftest import Alone
-from tests.faults.running import SCRIPT, Running, same
+from tests.faults.running import HELD, Running, same
 
 # On such devices three workers take as long as four: 20 ms a sample, 160 ms at least, batch 24.
 # Long enough for a busy machine not to hide it.
@@ -25,6 +25,18 @@ SEARCH = (
     "scaling.settle_steps=10",
     "policy=uniform",
 )
+LASTING = 20  # steps, in which the next thing would be decided, if there were one
+
+ONLY_W0 = """
+import os
+
+if os.environ["EVENSTEP_WORKER"] != "w0":
+    raise SystemExit(3)
+
+from tests.faults.train import main
+
+main()
+"""
 
 
 def sets(*settings: str) -> list[str]:
@@ -39,21 +51,35 @@ def journal(run: Running) -> list[Record]:
     return list(read(run.folder / "journal.jsonl")[1])
 
 
+def until_decided(run: Running, holds: Callable[[list[AnyAction]], bool]) -> list[AnyAction]:
+    """Wait for actions to be in the journal, and `LASTING` steps more; all that are there then.
+
+    The run is still held: when it is let go, its devices are, and how long steps take says nothing.
+    """
+    run.until_step(0)  # by then there is a journal
+    status = run.until(lambda _: holds(actions(run)))
+    run.until_step(status["step"] + LASTING)
+    return actions(run)
+
+
+def stays(taken: list[AnyAction], why: str) -> bool:
+    """Whether it was decided to leave the cluster as it is, for such a reason."""
+    return any(isinstance(action, Stay) and why in action.reason for action in taken)
+
+
 def sizes(taken: list[AnyAction]) -> list[int]:
     return [len(action.roster) for action in taken if isinstance(action, Regroup)]
 
 
 @pytest.mark.timeout(240)
 def test_the_search_finds_the_knee_and_says_why(tmp_path: Path, alone: Alone) -> None:
-    args = ["--epochs", "22"]
     options = ["--scale", "efficiency:threshold=0.6", *sets(*SEARCH)]
-    with Running(tmp_path, workers="1:5", options=options, args=[*args, *KNEE]) as run:
-        assert run.finish() == 0
-        taken = actions(run)
+    with Running(tmp_path, workers="1:5", options=options, args=[*HELD, *KNEE]) as run:
+        taken = until_decided(run, lambda taken: stays(taken, "settle at 3"))
         assert sizes(taken) == [1, 2, 3, 4, 3]
-        assert any(isinstance(a, Stay) and "settle at 3" in a.reason for a in taken)
-        assert all(same(end, alone(*args)) for end in run.results().values())
         predicted_as_it_was(run)
+        assert run.finish() == 0
+        assert all(same(end, alone(*run.length)) for end in run.results().values())
 
 
 def predicted_as_it_was(run: Running) -> None:
@@ -63,7 +89,7 @@ def predicted_as_it_was(run: Running) -> None:
     shares = {24 // n: 24 / n / usual_s[n] for n in (1, 2, 3)}  # of one worker: samples a second
     alike = WorkerGroup(throughput=shares, startup_s=1.0)
     pool = WorkerGroup(throughput=shares, startup_s=1.0, count=4)
-    length = settings.settings.samples
+    length = 22 * 240  # more than it takes to settle
     scenario = Scenario(settings=settings.settings, workers=(alike,), pool=(pool,), samples=length)
     path = run.folder / "predicted.jsonl"
     simulate(scenario, journal=path)
@@ -86,22 +112,24 @@ def step_seconds(records: list[Record]) -> dict[int, float]:
 @pytest.mark.timeout(180)
 def test_a_batch_that_grows_with_the_workers(tmp_path: Path) -> None:
     """Each sample once an epoch, the same parameters everywhere, the rate follows the batch."""
-    args = ["--per-worker", "8", "--limit", "24", "--epochs", "40", "--pause", "0.01"]
+    args = [*HELD, "--per-worker", "8", "--limit", "24"]
     options = [*sets("batch.lr_rule=linear", "batch.lr_warmup_steps=5")]
     with Running(tmp_path, workers="1:4", options=options, args=args) as run:
         for num in (2, 3, 4):
             step = run.until_training(num - 1)["step"]
             run.until_step(step + 10)
             run.ask("scale", num_workers=num)
-        run.until_training(4)
+        generation = run.until_training(4)["generation"]
         run.signal("w1")
+        run.until_training(3, after=generation)
         assert run.finish() == 0
         ends = list(run.results().values())
         first, *others = ends
         for other in others:
             for name, tensor in first["model"].items():
                 torch.testing.assert_close(other["model"][name], tensor, rtol=0, atol=1e-12)
-        assert {end["samples"] for end in ends} == {240 * 40}
+        (num_epochs,) = {end["epochs"] for end in ends}
+        assert {end["samples"] for end in ends} == {240 * num_epochs}
         (whole,) = [end["steps"] for end in ends if len(end["steps"]) == end["step"]]
         assert {batch for _, batch in whole} >= {8, 16, 24}
         plans = [a for a in actions(run) if isinstance(a, Plan)]
@@ -110,61 +138,61 @@ def test_a_batch_that_grows_with_the_workers(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_adascale_follows_the_noise_of_the_gradients(tmp_path: Path) -> None:
-    args = ["--per-worker", "8", "--limit", "32", "--epochs", "20"]
+    args = [*HELD, "--per-worker", "8", "--limit", "32"]
     options = sets("batch.lr_rule=adascale", "policy=uniform")
     with Running(tmp_path, workers="3", options=options, args=args) as run:
+        until_decided(
+            run, lambda taken: any(isinstance(a, Plan) and a.lr_factor > 1.0 for a in taken)
+        )
         assert run.finish() == 0
         plans = [a for a in actions(run) if isinstance(a, Plan)]
         assert plans[0].lr_factor == 1.0  # nothing is known yet
         assert all(1.0 <= p.lr_factor <= 3.0 for p in plans)
-        assert any(p.lr_factor > 1.0 for p in plans)
 
 
 @pytest.mark.timeout(180)
 def test_a_straggler_is_replaced_and_leaves_when_its_substitute_is_there(
     tmp_path: Path, alone: Alone
 ) -> None:
-    args = ["--epochs", "35"]
-    slow = ["--slow", "w1", "--slow-from", "20", "--per-sample", "0.003"]
+    slow = ["--slow", "w1", "--slow-from", "20", "--per-sample", "0.006"]
     options = sets("straggler.replace=true", "straggler.warmup_steps=5", "policy=uniform")
-    with Running(tmp_path, workers="3", options=options, args=[*args, *slow]) as run:
-        assert run.finish() == 0
-        taken = actions(run)
+    with Running(tmp_path, workers="3", options=options, args=[*HELD, *slow]) as run:
+        taken = until_decided(run, lambda taken: len(sizes(taken)) > 2)
         (ordered,) = [a for a in taken if isinstance(a, Launch)]
         (drained,) = [a for a in taken if isinstance(a, Drain)]
         assert "replace w1" in ordered.reason
         assert (drained.worker, "has joined in its place" in drained.reason) == ("w1", True)
         assert sizes(taken) == [3, 4, 3]
+        assert run.finish() == 0
         assert sorted(run.results()) == ["w0", "w2", "w3"]
-        assert all(same(end, alone(*args)) for end in run.results().values())
+        assert all(same(end, alone(*run.length)) for end in run.results().values())
 
 
 @pytest.mark.timeout(180)
 def test_a_substitute_that_is_no_better_ends_the_attempt(tmp_path: Path) -> None:
-    slow = ["--slow", "w1,w3", "--slow-from", "20", "--per-sample", "0.003"]
+    slow = ["--slow", "w1,w3", "--slow-from", "20", "--per-sample", "0.006"]
     given = ("straggler.replace=true", "straggler.warmup_steps=5", "straggler.cooldown_steps=9999")
     options = sets(*given, "policy=uniform")
-    with Running(tmp_path, workers="3", options=options, args=["--epochs", "25", *slow]) as run:
-        assert run.finish() == 0
-        taken = actions(run)
+    with Running(tmp_path, workers="3", options=options, args=[*HELD, *slow]) as run:
+        why = "w3 is no better than the worker it replaced"
+        taken = until_decided(run, lambda taken: stays(taken, why))
         assert sizes(taken) == [3, 4, 3]
-        stays = [action.reason for action in taken if isinstance(action, Stay)]
-        assert any("w3 is no better than the worker it replaced" in why for why in stays)
+        assert run.finish() == 0
 
 
 def test_when_all_become_slow_nobody_is_replaced(tmp_path: Path) -> None:
-    slow = ["--slow", "w0,w1,w2", "--slow-from", "20", "--per-sample", "0.002"]
+    slow = ["--slow", "w0,w1,w2", "--slow-from", "20", "--per-sample", "0.004"]
     options = sets("straggler.replace=true", "straggler.warmup_steps=5", "policy=uniform")
-    with Running(tmp_path, workers="3", options=options, args=["--epochs", "12", *slow]) as run:
-        assert run.finish() == 0
+    with Running(tmp_path, workers="3", options=options, args=[*HELD, *slow]) as run:
+        run.until_step(70)
         assert sizes(actions(run)) == [3]
+        assert run.finish() == 0
 
 
 @pytest.mark.timeout(180)
 def test_a_spare_comes_back_without_starting_up(tmp_path: Path, alone: Alone) -> None:
-    args = ["--epochs", "70", "--pause", "0.01"]
     options = ["--spares", "1"]
-    with Running(tmp_path, workers="2:3", options=options, args=args) as run:
+    with Running(tmp_path, workers="2:3", options=options, args=HELD) as run:
         run.until_training(2)
         run.ask("scale", num_workers=3)
         status, there = run.until_training(3), run.pids()
@@ -179,21 +207,16 @@ def test_a_spare_comes_back_without_starting_up(tmp_path: Path, alone: Alone) ->
             assert spare["worker"] in there
         run.ask("scale", num_workers=2)
         assert run.finish() == 0
-        assert all(same(end, alone(*args)) for end in run.results().values())
+        assert all(same(end, alone(*run.length)) for end in run.results().values())
 
 
 @pytest.mark.timeout(180)
 def test_workers_that_cannot_be_started_are_told_of_and_training_goes_on(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    shutil.copy(SCRIPT, script)
+    script = tmp_path / "only_w0.py"
+    script.write_text(ONLY_W0)
     options = ["--scale", "efficiency", *sets(*SEARCH)]
-    args = ["--epochs", "20", "--pause", "0.02"]
-    with Running(tmp_path, workers="1:4", options=options, args=args, script=script) as run:
-        run.until_training(1)
-        script.write_text("raise SystemExit(3)")
+    with Running(tmp_path, workers="1:4", options=options, args=HELD, script=script) as run:
+        told = ("did not start", "none could be started")
+        until_decided(run, lambda taken: all(stays(taken, why) for why in told))
+        assert any(isinstance(record.event, LaunchFailed) for record in journal(run))
         assert run.finish() == 0
-        events = [r.event for r in journal(run)]
-        assert any(isinstance(event, LaunchFailed) for event in events)
-        stays = [a.reason for a in actions(run) if isinstance(a, Stay)]
-        assert any("did not start" in why for why in stays)
-        assert any("none could be started" in why for why in stays)

@@ -1,5 +1,7 @@
 """A small script to be trained under faults: in double precision, with everything that has a state.
 
+With `--epochs 0` it is held: it trains until there is a file `go`, and to the end of that epoch.
+
 It ends itself with SIGKILL where FAULTS says, each fault once: a JSON list of [who, point, step],
 who being a worker's name, "leader", or "rank2".
 """
@@ -25,6 +27,8 @@ from evenstep.emulate import DeviceCurve
 from evenstep.train import checkpoint, reduce, regroup
 
 NAME = os.environ.get("EVENSTEP_WORKER", "alone")
+ENDLESS = 1_000_000
+HELD_S = 0.02  # of each step while held: others start up meanwhile, and one process is to follow
 
 
 class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -40,6 +44,30 @@ class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.x[index], self.y[index]
+
+
+class Hold:
+    """How long a run is: so many epochs, or with 0 of them until there is a file `go`."""
+
+    def __init__(self, session: evenstep.Session, out: Path, num_epochs: int) -> None:
+        self._session, self._go = session, out / "go"
+        self._test = Path("/proc", os.environ.get("HELD_BY", "self"))
+        self._until_go = num_epochs == 0
+        self.num_epochs = num_epochs or ENDLESS
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the run waits to be let go, by a test that is still there to do so."""
+        return self._until_go and not self._go.exists() and self._test.exists()
+
+    def step(self) -> None:
+        """Part of a step, before its backward pass."""
+        if self.is_on:
+            time.sleep(HELD_S)
+
+    def is_over(self) -> bool:
+        """At the end of an epoch: whether it is the last one. All workers get the same answer."""
+        return self._until_go and not self._session.sum(float(self.is_on))
 
 
 class Faults:
@@ -92,11 +120,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=240)
     parser.add_argument("--batch", type=int, default=24)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3, help="0: until `go`")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of every step")
     parser.add_argument("--per-worker", type=int, default=0, help="a batch that grows, to --limit")
     parser.add_argument("--limit", type=int, default=0)
-    parser.add_argument("--per-sample", type=float, default=0.0, help="seconds of an own device")
+    parser.add_argument("--per-sample", type=float, default=0.0, help="on a device, while held")
     parser.add_argument("--floor", type=float, default=0.0, help="the least that it takes")
     parser.add_argument("--slow", default="", help="workers whose devices are three times as slow")
     parser.add_argument("--slow-from", type=int, default=0, help="step")
@@ -128,15 +156,18 @@ def main() -> None:
             num_workers=args.loader_workers,
         )
         device = DeviceCurve(per_sample_s=args.per_sample, floor_s=args.floor)
-        for epoch in session.epochs(args.epochs):
+        hold, num_epochs = Hold(session, args.out, args.epochs), 0
+        for epoch in session.epochs(hold.num_epochs):
             for x, y in loader:
                 faults.at("forward")
                 begun_s, batch = time.monotonic(), session.batch
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(model(x), y)
                 time.sleep(args.pause)
-                slow = NAME in args.slow.split(",") and session.step >= args.slow_from
-                device.slowed(3.0 if slow else 1.0).run(session.counted, begun_s)
+                hold.step()
+                if hold.is_on:
+                    slow = NAME in args.slow.split(",") and session.step >= args.slow_from
+                    device.slowed(3.0 if slow else 1.0).run(session.counted, begun_s)
                 faults.at("backward")
                 loss.backward()
                 faults.at("reduced")
@@ -148,9 +179,12 @@ def main() -> None:
                 scheduler.step()
                 if not session.void:
                     steps.append((session.step, batch))
+            num_epochs = epoch + 1
             faults.at("epoch")
             there = session.sum(1.0)
             logging.info("epoch %d, step %d: %g here", epoch, session.step, there)
+            if hold.is_over():
+                break
         torch.save(
             {
                 "model": model.state_dict(),
@@ -158,6 +192,7 @@ def main() -> None:
                 "step": session.step,
                 "steps": steps,
                 "samples": session.samples,
+                "epochs": num_epochs,
             },
             args.out / f"{NAME}.pt",
         )
