@@ -376,6 +376,18 @@ def test_what_a_script_does_after_training_may_fail_the_run(make: Make) -> None:
     )
 
 
+def test_one_that_was_lost_and_is_gone_only_after_the_run_fails_no_run(make: Make) -> None:
+    world = make()
+    a, b, c = launched(world, 3)
+    world.coordinator.dying(world.now_s, c.id, 9)
+    world.enter()
+    world.finish(a)
+    world.finish(b)
+    assert ending(world).ok
+    world.coordinator.ended(world.now_s, c.id, -9)
+    assert ending(world).ok
+
+
 def test_an_abort_as_the_interpreter_ends_is_told_and_fails_no_run(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -85,6 +85,7 @@ class Changes(Standing):
         for worker, cause in lost.items():
             log.warning("%s is lost: %s", worker, cause)
             self._last_loss = f"{worker} was lost: {cause}"
+            self.crew.missed.add(worker)
             member = self._members.pop(worker, None)
             if member is not None and member.state is State.ASKED:
                 self.crew.in_order.add(worker)  # it was going: nobody comes in its place

@@ -46,6 +46,7 @@ class Crew:
         self.exits: dict[WorkerId, Exit] = {}
         self.in_order: set[WorkerId] = set()  # their part is over, as it should be
         self.evicted: set[WorkerId] = set()
+        self.missed: set[WorkerId] = set()  # lost from the roster, whatever its process does then
         self.relieved: set[WorkerId] = set()  # a spare has taken their place
         self.refused: dict[WorkerId, str] = {}
         self.began = False
@@ -86,6 +87,8 @@ class Crew:
 
     def fails_late(self, worker: WorkerId, code: int) -> bool:
         """Whether an end after that of the run was none in order, and none of our doing."""
+        if code < 0 and worker in self.missed:
+            return False  # the signal took it within the run, and the others went on
         return code not in (0, AGAIN) and worker not in self.evicted
 
     def meaning(self, worker: WorkerId, code: int, *, joined: bool, alone: bool) -> Meaning:
