@@ -40,8 +40,14 @@ def drive(
     factor: Factor | None = None,
     announced: bool = False,
     start: list[int] | None = None,
+    new_size: float = 1.0,
+    delay: int = 1,
 ) -> Run:
-    """Run a policy on workers of these curves; `factor(step)` is how many times slower each is."""
+    """Run a policy on workers of these curves; `factor(step)` is how many times slower each is.
+
+    A worker's step of more samples than it ever had takes `new_size` times as long. A plan is used
+    `delay` steps after the one that it was made on.
+    """
     num = len(curves.fixed_s)
     rows = [Worker(id=f"w{i:03}", cap=caps[i] if caps else None) for i in range(num)]
     fleet = Fleet.of(rows, batch=batch)
@@ -51,12 +57,17 @@ def drive(
     if start is not None:
         shares = np.array(start, dtype=np.int64)
     history, seconds, best = [], [], []
+    coming_shares = [shares] * delay
+    most = np.zeros(num, dtype=np.int64)
     for step in range(num_steps):
         now, coming = np.array(slower(step)), np.array(slower(step + 1))
-        true = curves.scaled(now)
+        shares = coming_shares.pop(0)
+        true = curves.scaled(now * np.where(shares > most, new_size, 1.0))
+        most = np.maximum(most, shares)
         took_s = true.seconds(shares) * np.exp(rng.normal(0, noise, num))
         history.append(shares)
         seconds.append(float(true.seconds(shares).max()))
+        true = curves.scaled(now)
         best.append(float(true.seconds(split(true, batch, fleet.lower, fleet.upper)).max()))
         outcome = Outcome(
             step=step,
@@ -67,12 +78,14 @@ def drive(
         if announced and isinstance(policy, Foresees):
             told = policy.pace(memory, fleet, outcome) * now / coming
             outcome = replace(outcome, forecast_samples_per_s=told)
-        memory, move = policy.next(memory, fleet, batch, shares, outcome)
+        planned = coming_shares[-1] if coming_shares else shares
+        memory, move = policy.next(memory, fleet, batch, planned, outcome)
         if move is not None:
-            shares, reason = move
+            planned, reason = move
             assert reason
-            assert shares.sum() == batch
-            assert ((fleet.lower <= shares) & (shares <= fleet.upper)).all()
+            assert planned.sum() == batch
+            assert ((fleet.lower <= planned) & (planned <= fleet.upper)).all()
+        coming_shares.append(planned)
     return Run(shares=history, seconds=np.array(seconds), best_s=np.array(best))
 
 

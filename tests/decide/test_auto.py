@@ -49,13 +49,13 @@ def affine_fleets(draw: st.DrawFn) -> tuple[list[float], list[float], int]:
 
 @settings(max_examples=100, deadline=None)
 @given(affine_fleets())
-def test_any_affine_fleet_comes_within_two_per_cent_of_the_limit(
+def test_any_affine_fleet_comes_within_three_per_cent_of_the_limit(
     fleet: tuple[list[float], list[float], int],
 ) -> None:
     fixed, slope, batch = fleet
     run = drive(AUTO, line(fixed, slope), batch=batch, num_steps=18)
     # A step in which an idle worker is looked at again comes after twenty.
-    assert run.achieved[12:].min() >= 0.98
+    assert run.achieved[12:].min() >= 0.97
 
 
 @settings(max_examples=50, deadline=None)
@@ -74,6 +74,30 @@ def test_equal_workers_with_noise_are_left_alone() -> None:
     assert run.achieved.mean() >= 0.985
     plans = sum((a != b).any() for a, b in zip(run.shares, run.shares[1:], strict=False))
     assert plans <= 15
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+def test_what_the_first_step_of_a_new_size_costs_leads_nobody_astray(delay: int) -> None:
+    equal = drive(
+        AUTO,
+        line([5] * 3, [0.4] * 3),
+        batch=3072,
+        num_steps=40,
+        noise=0.05,
+        new_size=2.5,
+        delay=delay,
+    )
+    assert equal.achieved[8:].min() >= 0.9
+    uneven = drive(
+        AUTO,
+        line([5] * 3, [1.2, 0.6, 0.3]),
+        batch=3072,
+        num_steps=40,
+        noise=0.05,
+        new_size=2.5,
+        delay=delay,
+    )
+    assert uneven.achieved[12:].min() >= 0.9
 
 
 def test_a_change_that_comes_unannounced_costs_one_step() -> None:

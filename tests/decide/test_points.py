@@ -49,7 +49,7 @@ def test_a_change_at_a_known_share_rescales_every_point() -> None:
 
 
 def test_a_change_beyond_what_a_new_share_could_explain_is_one_too() -> None:
-    points = learned(*[(8, 1.0)] * 4, (10, 9.0))
+    points = learned((10, 1.2), *[(8, 1.0)] * 4, (9, 9.0))
     assert points.jump[0] > 1
 
 
@@ -58,6 +58,21 @@ def test_the_first_step_at_a_share_may_have_paid_for_the_change() -> None:
     assert seconds_at(points, 16) == pytest.approx(1.2)
     assert seconds_at(points, 8) == pytest.approx(1.0)
     assert points.jump[0] == 0
+
+
+def test_the_first_step_of_a_larger_share_than_ever_says_nothing_if_it_is_late() -> None:
+    points = learned(*[(8, 1.0)] * 4, (10, 9.0))
+    assert points.jump[0] == 0
+    assert points.toll[0] > 0.9
+    assert 10 not in points.share[0]
+    points = learned((10, 9.0), points=points)  # that was no toll, then
+    assert points.jump[0] > 1
+
+
+def test_the_toll_of_a_larger_share_is_forgotten_where_there_is_none() -> None:
+    points = learned(*[(8, 1.0)] * 4, (10, 9.0), (10, 1.2), (12, 1.4), (14, 1.6), (16, 1.8))
+    assert points.toll[0] < 0.2
+    assert learned((8, 3.0), (8, 1.0)).toll[0] == pytest.approx(np.log(3))
 
 
 def test_drift_is_followed_and_noise_is_not() -> None:

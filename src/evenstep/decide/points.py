@@ -4,6 +4,9 @@ Each worker has a few points (share, seconds). A step that does not fit them has
 meanings. At a share seen before, the *worker* has changed: all its points are rescaled, so that one
 step tells the whole new curve. At a new share, the *curve* was wrong: the point is added. A curve
 can be wrong by no more than the share has moved, or so; what lies beyond is a change.
+
+But a step of more samples than a worker ever had pays for what it needs the first time: memory,
+kernels that are chosen or compiled. Its delay is that toll, until the next step says otherwise.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ class Points:
     spread: FloatArray
     steady: FloatArray  # steps measured since the worker last changed
     unseen: FloatArray  # steps since it was last measured
+    most: FloatArray  # the largest share it ever had
+    toll: FloatArray  # log of the factor by which the first step of a larger share takes longer
     jump: FloatArray  # log of the factor by which its last step changed it, mostly 0
 
     @property
@@ -91,6 +96,8 @@ def blank(noise: float) -> Points:
         spread=none,
         steady=none,
         unseen=none,
+        most=none,
+        toll=none,
         jump=none,
     )
 
@@ -163,9 +170,11 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
     surprise = old & (np.abs(error) > away + SURE * sigma)
     # The first step at a new share may pay for the change: of two times there the shorter counts.
     again = near & surprise & (error < 0) & (points.weight[np.arange(len(slot)), slot] <= 1.0)
-    changed = surprise & ~again
+    grown = old & (share > points.most)
+    late = grown & surprise & (error > 0)
+    changed = surprise & ~again & ~late
     calm = near & ~surprise
-    steady = np.where(changed, 0.0, points.steady) + seen
+    steady = np.where(changed, 0.0, points.steady) + (seen & ~late)
     rate = np.maximum(1.0 / (points.steady + 2.0), 0.05)
     noise = points.noise + np.where(calm, rate * (error**2 - points.noise), 0.0)
     bias = points.bias + np.where(calm, 0.1 * (error - points.bias), 0.0)
@@ -175,7 +184,8 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
     leaning = np.clip(2.0 * np.abs(bias) / np.maximum(spread, 1e-12) - 1.0, 0.0, 1.0)
     gain = np.where(calm, np.maximum(1.0 / (steady + 1.0), leaning), 0.0)
     rescaled = points.rescaled(np.where(changed, 1.0, gain) * error)
-    fade = np.where(changed, FADE_CHANGED, np.where(seen, FADE, 1.0))
+    fade = np.where(changed, FADE_CHANGED, np.where(seen & ~late, FADE, 1.0))
+    toll = np.where(grown, 0.5 * (points.toll + np.maximum(error, 0.0)), points.toll)
     after = replace(
         rescaled,
         weight=points.weight * fade[:, None],
@@ -184,10 +194,13 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
         spread=np.where(changed, sigma, spread),
         steady=steady,
         unseen=np.where(seen, 0.0, points.unseen + 1.0),
+        most=np.where(seen, np.maximum(points.most, share), points.most),
+        toll=np.where(again, np.maximum(toll, -error), toll),
         jump=np.where(changed, error, np.where(seen, 0.0, points.jump)),
     )
     slot = np.where(near, slot, after.weight.argmin(axis=1))
-    return _put(after, seen & ~(near & ~again), near & ~again, slot, share, took_s)
+    new = seen & ~late & (again | ~near)
+    return _put(after, new, near & ~late & ~again, slot, share, took_s)
 
 
 def _nearest(points: Points, share: FloatArray) -> tuple[IntArray, FloatArray]:

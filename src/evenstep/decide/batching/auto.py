@@ -19,6 +19,9 @@ from evenstep.types import SHORTEST_S, Fleet, FloatArray, IntArray, Outcome, lis
 SURE = 3.0
 """Standard deviations of noise beyond which a forecast is believed to tell of a change."""
 
+PAYS_WITHIN = 100
+"""Steps within which larger shares than ever must have made up for their first step."""
+
 FARTHEST = 7.0
 """Log of the largest change a forecast may tell of: a thousandfold."""
 
@@ -78,7 +81,7 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         reach = _reach(coming, lent, fleet, shares)
         upper = reach if int(reach.sum()) >= batch else fleet.upper
         least = _least(points, fleet, batch)
-        best = split(coming, batch, least, upper)
+        best = self._paid_off(coming, points, batch, least, upper)
         # Who has a sample only to be seen is not what the others are measured by.
         counts = (best > least) | (least == fleet.lower)
         best_s = float(coming.seconds(best).max(where=counts, initial=SHORTEST_S))
@@ -97,6 +100,19 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return memory, None
         name, late_s = fleet.ids[slowest], now[slowest]
         return memory, (best, f"{name} would be last, after {late_s:.4g} s: now {best_s:.4g} s")
+
+    def _paid_off(
+        self, curves: FlatLinear, points: Points, batch: int, least: IntArray, upper: IntArray
+    ) -> IntArray:
+        """The best shares; of those that every worker has had before, if more would not pay."""
+        best = split(curves, batch, least, upper)
+        had = np.maximum(np.minimum(points.most.astype(np.int64), upper), least)
+        toll = np.expm1(points.toll.max(where=best > had, initial=0.0))
+        if toll <= 0.0 or int(had.sum()) < batch:
+            return best
+        known = split(curves, batch, least, had)
+        best_s, known_s = curves.seconds(best).max(), curves.seconds(known).max()
+        return known if known_s - best_s <= best_s * toll / PAYS_WITHIN else best
 
     def pace(self, memory: Memory, fleet: Fleet, outcome: Outcome) -> FloatArray:
         """Speed at an equal share: what a worker's own share does to its speed is left out."""
