@@ -45,8 +45,8 @@ def drive(
 ) -> Run:
     """Run a policy on workers of these curves; `factor(step)` is how many times slower each is.
 
-    A worker's step of more samples than it ever had takes `new_size` times as long. A plan is used
-    `delay` steps after the one that it was made on.
+    A worker's step of more samples than it ever had takes up to `new_size` times as long. A
+    plan is used `delay` steps after the one that it was made on.
     """
     num = len(curves.fixed_s)
     rows = [Worker(id=f"w{i:03}", cap=caps[i] if caps else None) for i in range(num)]
@@ -62,7 +62,8 @@ def drive(
     for step in range(num_steps):
         now, coming = np.array(slower(step)), np.array(slower(step + 1))
         shares = coming_shares.pop(0)
-        true = curves.scaled(now * np.where(shares > most, new_size, 1.0))
+        toll = 1.0 + (new_size - 1.0) * rng.random(num)
+        true = curves.scaled(now * np.where(shares > most, toll, 1.0))
         most = np.maximum(most, shares)
         took_s = true.seconds(shares) * np.exp(rng.normal(0, noise, num))
         history.append(shares)

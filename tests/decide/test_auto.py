@@ -77,27 +77,23 @@ def test_equal_workers_with_noise_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("delay", [1, 2])
-def test_what_the_first_step_of_a_new_size_costs_leads_nobody_astray(delay: int) -> None:
-    equal = drive(
+@pytest.mark.parametrize("per_sample_ms", [[0.4, 0.4, 0.4], [1.2, 0.6, 0.3]])
+def test_what_the_first_step_of_a_larger_share_costs_leads_nobody_astray(
+    per_sample_ms: list[float], delay: int
+) -> None:
+    curves = line([5] * 3, per_sample_ms)
+    run = drive(
         AUTO,
-        line([5] * 3, [0.4] * 3),
+        curves,
         batch=3072,
         num_steps=40,
         noise=0.05,
-        new_size=2.5,
+        announced=True,  # of a forecaster that expects more of the same
+        new_size=4.0,
         delay=delay,
     )
-    assert equal.achieved[8:].min() >= 0.9
-    uneven = drive(
-        AUTO,
-        line([5] * 3, [1.2, 0.6, 0.3]),
-        batch=3072,
-        num_steps=40,
-        noise=0.05,
-        new_size=2.5,
-        delay=delay,
-    )
-    assert uneven.achieved[12:].min() >= 0.9
+    assert sum(run.achieved < 0.8) <= 6
+    assert run.achieved[8:].min() >= 0.9
 
 
 def test_a_change_that_comes_unannounced_costs_one_step() -> None:

@@ -49,7 +49,7 @@ class Points:
     bias: FloatArray  # smoothed relative error, and its size: their ratio tells drift from noise
     spread: FloatArray
     steady: FloatArray  # steps measured since the worker last changed
-    unseen: FloatArray  # steps since it was last measured
+    unseen: FloatArray  # steps since one last told of it
     most: FloatArray  # the largest share it ever had
     toll: FloatArray  # log of the factor by which the first step of a larger share takes longer
     jump: FloatArray  # log of the factor by which its last step changed it, mostly 0
@@ -156,12 +156,26 @@ def _middle_of_kinds(points: Points, fleet: Fleet, usable: NDArray[np.bool_]) ->
     return {kind: rows[len(rows) // 2] for kind, rows in alike.items()}
 
 
+def toll(points: Points, expected: FlatLinear, outcome: Outcome) -> FloatArray:
+    """Log of the delay of those who had more samples than ever, where nothing else explains it."""
+    grown = points.known & np.isfinite(outcome.compute_s) & (outcome.samples > points.most)
+    none: FloatArray = np.zeros(len(points.ids))
+    if not grown.any():
+        return none
+    share = np.maximum(outcome.samples, 1)
+    error = np.log(np.where(grown, outcome.compute_s, 1.0) / expected.seconds(share))
+    _, away = _nearest(points, share.astype(np.float64))
+    return np.where(grown & (error > away + SURE * np.sqrt(points.noise)), error, none)
+
+
 def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
     """The points with one more step in them; `expected` are the curves that it was planned on."""
-    seen = np.isfinite(outcome.compute_s)
+    measured = np.isfinite(outcome.compute_s)
+    delay = toll(points, expected, outcome)
+    seen = measured & (delay == 0)
     old = seen & points.known
-    share = np.where(seen, outcome.samples, 1).astype(np.float64)
-    took_s = np.where(seen, outcome.compute_s, 1.0)
+    share = np.where(measured, outcome.samples, 1).astype(np.float64)
+    took_s = np.where(measured, outcome.compute_s, 1.0)
     error = np.where(old, np.log(took_s / expected.seconds(share.astype(np.int64))), 0.0)
     slot, away = _nearest(points, share)
     sigma = np.sqrt(points.noise)
@@ -170,11 +184,9 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
     surprise = old & (np.abs(error) > away + SURE * sigma)
     # The first step at a new share may pay for the change: of two times there the shorter counts.
     again = near & surprise & (error < 0) & (points.weight[np.arange(len(slot)), slot] <= 1.0)
-    grown = old & (share > points.most)
-    late = grown & surprise & (error > 0)
-    changed = surprise & ~again & ~late
+    changed = surprise & ~again
     calm = near & ~surprise
-    steady = np.where(changed, 0.0, points.steady) + (seen & ~late)
+    steady = np.where(changed, 0.0, points.steady) + seen
     rate = np.maximum(1.0 / (points.steady + 2.0), 0.05)
     noise = points.noise + np.where(calm, rate * (error**2 - points.noise), 0.0)
     bias = points.bias + np.where(calm, 0.1 * (error - points.bias), 0.0)
@@ -184,8 +196,10 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
     leaning = np.clip(2.0 * np.abs(bias) / np.maximum(spread, 1e-12) - 1.0, 0.0, 1.0)
     gain = np.where(calm, np.maximum(1.0 / (steady + 1.0), leaning), 0.0)
     rescaled = points.rescaled(np.where(changed, 1.0, gain) * error)
-    fade = np.where(changed, FADE_CHANGED, np.where(seen & ~late, FADE, 1.0))
-    toll = np.where(grown, 0.5 * (points.toll + np.maximum(error, 0.0)), points.toll)
+    fade = np.where(changed, FADE_CHANGED, np.where(seen, FADE, 1.0))
+    grown = measured & points.known & (share > points.most)
+    tolled = np.where(grown, 0.5 * (points.toll + delay), points.toll)
+    tolled = np.where(changed & (points.unseen > 0), 0.0, tolled)  # the last step was a change too
     after = replace(
         rescaled,
         weight=points.weight * fade[:, None],
@@ -194,13 +208,12 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
         spread=np.where(changed, sigma, spread),
         steady=steady,
         unseen=np.where(seen, 0.0, points.unseen + 1.0),
-        most=np.where(seen, np.maximum(points.most, share), points.most),
-        toll=np.where(again, np.maximum(toll, -error), toll),
+        most=np.where(measured, np.maximum(points.most, share), points.most),
+        toll=np.where(again, np.maximum(tolled, -error), tolled),
         jump=np.where(changed, error, np.where(seen, 0.0, points.jump)),
     )
     slot = np.where(near, slot, after.weight.argmin(axis=1))
-    new = seen & ~late & (again | ~near)
-    return _put(after, new, near & ~late & ~again, slot, share, took_s)
+    return _put(after, seen & ~(near & ~again), near & ~again, slot, share, took_s)
 
 
 def _nearest(points: Points, share: FloatArray) -> tuple[IntArray, FloatArray]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from evenstep.decide.curves import FlatLinear
-from evenstep.decide.points import Points, blank, learn, lend, reseat
+from evenstep.decide.points import Points, blank, learn, lend, reseat, toll
 from evenstep.decide.seat import rated_speed
 from evenstep.decide.split import check_bounds, in_proportion, split, water_fill
 from evenstep.errors import ConfigError
@@ -56,7 +56,7 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Known workers by their curves, new ones by their kind's, their warm-up or their label."""
         check_bounds(batch, fleet.lower, fleet.upper)
         points = reseat(memory.points if memory else blank(self.noise), fleet, self.noise)
-        curves = lend(points, fleet, batch).curves(self.fixed_fraction)
+        curves = self._curves(points, fleet, batch)
         memory = Memory(points=points, curves=curves, foreseen=np.zeros(len(fleet)))
         if points.known.any():
             shares = split(curves, batch, _least(points, fleet, batch), fleet.upper)
@@ -73,6 +73,8 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         points = learn(*_explain(memory, outcome), outcome)
         if not points.known.any():
             return memory, None
+        if not memory.points.known.any():  # the very first step pays for everything: too early
+            return replace(memory, points=points, curves=self._curves(points, fleet, batch)), None
         lent = lend(points, fleet, batch)
         curves = lent.curves(self.fixed_fraction)
         foreseen = _foresee(memory.curves, curves, points, outcome)
@@ -101,23 +103,28 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         name, late_s = fleet.ids[slowest], now[slowest]
         return memory, (best, f"{name} would be last, after {late_s:.4g} s: now {best_s:.4g} s")
 
+    def _curves(self, points: Points, fleet: Fleet, batch: int) -> FlatLinear:
+        return lend(points, fleet, batch).curves(self.fixed_fraction)
+
     def _paid_off(
         self, curves: FlatLinear, points: Points, batch: int, least: IntArray, upper: IntArray
     ) -> IntArray:
         """The best shares; of those that every worker has had before, if more would not pay."""
         best = split(curves, batch, least, upper)
         had = np.maximum(np.minimum(points.most.astype(np.int64), upper), least)
-        toll = np.expm1(points.toll.max(where=best > had, initial=0.0))
-        if toll <= 0.0 or int(had.sum()) < batch:
+        price = np.expm1(points.toll.max(where=best > had, initial=0.0))
+        if price <= 0.0 or int(had.sum()) < batch:
             return best
         known = split(curves, batch, least, had)
         best_s, known_s = curves.seconds(best).max(), curves.seconds(known).max()
-        return known if known_s - best_s <= best_s * toll / PAYS_WITHIN else best
+        return known if known_s - best_s <= best_s * price / PAYS_WITHIN else best
 
     def pace(self, memory: Memory, fleet: Fleet, outcome: Outcome) -> FloatArray:
         """Speed at an equal share: what a worker's own share does to its speed is left out."""
         at = _equal_share(outcome)
-        slowdown = outcome.compute_s / memory.curves.seconds(np.maximum(outcome.samples, 1))
+        expected_s = memory.curves.seconds(np.maximum(outcome.samples, 1))
+        paid = toll(memory.points, memory.curves, outcome) > 0
+        slowdown = np.where(paid, 1.0, outcome.compute_s / expected_s)
         return at / (memory.curves.seconds(at) * slowdown)
 
     def _due(
