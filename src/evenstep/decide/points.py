@@ -7,6 +7,7 @@ can be wrong by no more than the share has moved, or so; what lies beyond is a c
 
 But a step of more samples than a worker ever had pays for what it needs the first time: memory,
 kernels that are chosen or compiled. Its delay is that toll, until the next step says otherwise.
+And of a worker whose changes mostly were over in the next step, that one is waited for too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ SURE = 5.0
 FADE, FADE_CHANGED = 0.98, 0.3
 """What a point's weight keeps over a step, and over a change of its worker."""
 
+FICKLE_RATE = 0.3
+"""Weight of the latest change in the part of them that were soon over: the second one decides."""
+
 BELIEF_SD = 0.3
 """How sure the belief about a step's fixed part is, as a standard deviation of the fraction."""
 
@@ -52,6 +56,8 @@ class Points:
     unseen: FloatArray  # steps since one last told of it
     most: FloatArray  # the largest share it ever had
     toll: FloatArray  # log of the factor by which the first step of a larger share takes longer
+    fickle: FloatArray  # part of its changes that were over in the next step, of late
+    held: FloatArray  # 1: its last step may have been such a one, and counts for nothing yet
     jump: FloatArray  # log of the factor by which its last step changed it, mostly 0
 
     @property
@@ -98,6 +104,8 @@ def blank(noise: float) -> Points:
         unseen=none,
         most=none,
         toll=none,
+        fickle=none,
+        held=none,
         jump=none,
     )
 
@@ -156,32 +164,48 @@ def _middle_of_kinds(points: Points, fleet: Fleet, usable: NDArray[np.bool_]) ->
     return {kind: rows[len(rows) // 2] for kind, rows in alike.items()}
 
 
-def toll(points: Points, expected: FlatLinear, outcome: Outcome) -> FloatArray:
-    """Log of the delay of those who had more samples than ever, where nothing else explains it."""
-    grown = points.known & np.isfinite(outcome.compute_s) & (outcome.samples > points.most)
-    none: FloatArray = np.zeros(len(points.ids))
-    if not grown.any():
-        return none
-    share = np.maximum(outcome.samples, 1)
-    error = np.log(np.where(grown, outcome.compute_s, 1.0) / expected.seconds(share))
-    _, away = _nearest(points, share.astype(np.float64))
-    return np.where(grown & (error > away + SURE * np.sqrt(points.noise)), error, none)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class News:
+    """A step beside what was expected of it."""
+
+    error: FloatArray  # log of the factor by which it took longer, 0 where that cannot be said
+    slot: IntArray  # the nearest point, and how far it is
+    away: FloatArray
+    surprise: NDArray[np.bool_]  # neither noise nor a wrong curve explain it
+    late: NDArray[np.bool_]  # the toll of a larger share does
+    doubted: NDArray[np.bool_]  # it may well be over in the next step
+
+    @property
+    def ignored(self) -> NDArray[np.bool_]:
+        """Whose step says nothing of the next, or not yet."""
+        return self.late | self.doubted
+
+
+def news(points: Points, expected: FlatLinear, outcome: Outcome) -> News:
+    """What a step says; `expected` are the curves that it was planned on."""
+    old = points.known & np.isfinite(outcome.compute_s)
+    share = np.where(old, outcome.samples, 1)
+    error = np.log(np.where(old, outcome.compute_s, 1.0) / expected.seconds(share))
+    error = np.where(old, error, 0.0)
+    slot, away = _nearest(points, share.astype(np.float64))
+    surprise = old & (np.abs(error) > away + SURE * np.sqrt(points.noise))
+    late = surprise & (error > 0) & (share > points.most)
+    doubted = surprise & ~late & (points.fickle > 0.5) & (points.held == 0)
+    return News(error=error, slot=slot, away=away, surprise=surprise, late=late, doubted=doubted)
 
 
 def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
     """The points with one more step in them; `expected` are the curves that it was planned on."""
+    step = news(points, expected, outcome)
     measured = np.isfinite(outcome.compute_s)
-    delay = toll(points, expected, outcome)
-    seen = measured & (delay == 0)
+    seen = measured & ~step.ignored
     old = seen & points.known
     share = np.where(measured, outcome.samples, 1).astype(np.float64)
     took_s = np.where(measured, outcome.compute_s, 1.0)
-    error = np.where(old, np.log(took_s / expected.seconds(share.astype(np.int64))), 0.0)
-    slot, away = _nearest(points, share)
+    error, slot, surprise = np.where(old, step.error, 0.0), step.slot, step.surprise & old
     sigma = np.sqrt(points.noise)
-    near = old & (away < np.minimum(NEAR, 2.0 * sigma))
+    near = old & (step.away < np.minimum(NEAR, 2.0 * sigma))
 
-    surprise = old & (np.abs(error) > away + SURE * sigma)
     # The first step at a new share may pay for the change: of two times there the shorter counts.
     again = near & surprise & (error < 0) & (points.weight[np.arange(len(slot)), slot] <= 1.0)
     changed = surprise & ~again
@@ -198,7 +222,9 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
     rescaled = points.rescaled(np.where(changed, 1.0, gain) * error)
     fade = np.where(changed, FADE_CHANGED, np.where(seen, FADE, 1.0))
     grown = measured & points.known & (share > points.most)
-    tolled = np.where(grown, 0.5 * (points.toll + delay), points.toll)
+    tolled = np.where(
+        grown, 0.5 * (points.toll + np.where(step.late, step.error, 0.0)), points.toll
+    )
     tolled = np.where(changed & (points.unseen > 0), 0.0, tolled)  # the last step was a change too
     after = replace(
         rescaled,
@@ -209,11 +235,18 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
         steady=steady,
         unseen=np.where(seen, 0.0, points.unseen + 1.0),
         most=np.where(measured, np.maximum(points.most, share), points.most),
+        fickle=mixed(points.fickle, over=seen & ~surprise, of=seen & (points.held > 0)),
+        held=np.where(measured, step.doubted, points.held),
         toll=np.where(again, np.maximum(tolled, -error), tolled),
         jump=np.where(changed, error, np.where(seen, 0.0, points.jump)),
     )
     slot = np.where(near, slot, after.weight.argmin(axis=1))
     return _put(after, seen & ~(near & ~again), near & ~again, slot, share, took_s)
+
+
+def mixed(fickle: FloatArray, *, over: NDArray[np.bool_], of: NDArray[np.bool_]) -> FloatArray:
+    """The part of changes that were soon over, with the latest `of` them that were, or not."""
+    return np.where(of, fickle + FICKLE_RATE * (over - fickle), fickle)
 
 
 def _nearest(points: Points, share: FloatArray) -> tuple[IntArray, FloatArray]:

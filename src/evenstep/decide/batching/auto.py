@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenstep.decide.curves import FlatLinear
-from evenstep.decide.points import Points, blank, learn, lend, reseat, toll
+from evenstep.decide.points import Points, blank, learn, lend, mixed, news, reseat
 from evenstep.decide.seat import rated_speed
 from evenstep.decide.split import check_bounds, in_proportion, split, water_fill
 from evenstep.errors import ConfigError
@@ -123,8 +123,8 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Speed at an equal share: what a worker's own share does to its speed is left out."""
         at = _equal_share(outcome)
         expected_s = memory.curves.seconds(np.maximum(outcome.samples, 1))
-        paid = toll(memory.points, memory.curves, outcome) > 0
-        slowdown = np.where(paid, 1.0, outcome.compute_s / expected_s)
+        ignored = news(memory.points, memory.curves, outcome).ignored
+        slowdown = np.where(ignored, 1.0, outcome.compute_s / expected_s)
         return at / (memory.curves.seconds(at) * slowdown)
 
     def _due(
@@ -154,7 +154,10 @@ def _explain(memory: Memory, outcome: Outcome) -> tuple[Points, FlatLinear]:
     error = np.log(np.where(measured, outcome.compute_s, expected_s) / expected_s)
     best = np.abs(error - changes).argmin(axis=0)
     change = np.where(measured, changes[best, np.arange(len(best))], 0.0)
-    return memory.points.rescaled(change), memory.curves.scaled(np.exp(change))
+    points = memory.points.rescaled(change)
+    jumped = measured & (points.jump != 0)
+    points = replace(points, fickle=mixed(points.fickle, over=best == 2, of=jumped))
+    return points, memory.curves.scaled(np.exp(change))
 
 
 def _foresee(
