@@ -217,7 +217,7 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
     spread = points.spread + np.where(calm, 0.1 * (np.abs(error) - points.spread), 0.0)
 
     # Errors that lean to one side are drift: follow them. Errors of both signs average out.
-    leaning = np.clip(2.0 * np.abs(bias) / np.maximum(spread, 1e-12) - 1.0, 0.0, 1.0)
+    leaning = np.clip(3.0 * np.abs(bias) / np.maximum(spread, 1e-12) - 2.0, 0.0, 1.0)
     gain = np.where(calm, np.maximum(1.0 / (steady + 1.0), leaning), 0.0)
     rescaled = points.rescaled(np.where(changed, 1.0, gain) * error)
     fade = np.where(changed, FADE_CHANGED, np.where(seen, FADE, 1.0))
