@@ -93,6 +93,11 @@ class Job(ABC):
             self._read[path] = (offset + len(whole) + (1 if whole else 0), commits)
         return sorted(commit for _, commits in self._read.values() for commit in commits)
 
+    def computed_s(self, since_s: float) -> float:
+        """When the last who computed a step that is void, since then, was through with it."""
+        voids = [path.read_text().split() for path in self.folder.glob("*.voids")]
+        return max([since_s, *(float(at_s) for told in voids for at_s in told)])
+
     def _spawn(self, command: Sequence[str | Path], **more: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, **OWN, **more}
         process = subprocess.Popen(

@@ -41,6 +41,7 @@ TORCHFT = "2026.10.26"
 SETTLED = {"cnn": 15, "large": 3}  # steps in one roster before the next change
 STATE_BYTES = 2 * 6 * (4096 + 1) * 4096 * 4  # of the large one: parameters and momentum
 SIZES = (3, 5)
+LOSSES = ["a loss, evenstep", "computing a step that is void", "until training goes on"]
 CHANGES = ("nothing", "join", "leave", "loss")
 
 Change = str
@@ -53,6 +54,7 @@ class Cost:
 
     idle_s: float
     lost: int
+    vain_s: float = 0.0  # of the idle ones: computing a step that is void already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,8 @@ def one(job: Job, model: str, change: Change, turn: int, since_s: float) -> tupl
     }
     ends_s = [(begun_s, True), *((c.at_s, c < first) for c in steps if c.at_s > begun_s)]
     idle_s = max(b - a - usual_s[before] for (a, _), (b, before) in pairwise(ends_s))
-    return Cost(max(0.0, idle_s), max(0, last.step + 1 - first.step)), first.at_s
+    vain_s = job.computed_s(asked_s) - asked_s if change == "loss" else 0.0
+    return Cost(max(0.0, idle_s), max(0, last.step + 1 - first.step), vain_s), first.at_s
 
 
 def steps_of(commits: Iterable[Commit]) -> list[Commit]:
@@ -219,6 +222,12 @@ def told(costs: Sequence[Cost]) -> str:
     return f"{text}, {lost} steps lost" if lost else text
 
 
+def split_of(name: str, costs: Sequence[Cost]) -> list[str]:
+    """Where the time of a loss goes."""
+    parts = [[c.vain_s for c in costs], [max(0.0, c.idle_s - c.vain_s) for c in costs]]
+    return [name, *(f"{median(part):.2f} ({max(part):.2f})" if part else "-" for part in parts)]
+
+
 def main() -> None:
     """Measure what is asked for."""
     names = sys.argv[1:] or list(WAYS)
@@ -228,6 +237,7 @@ def main() -> None:
         Torchft.python = torchft_python(ROOT / ".bench" / "torchft", TORCHFT)
     raw = broadcast_bytes_per_s()
     print(f"raw broadcast {raw / 1e6:.0f} MB/s")
+    losses: list[list[str]] = []
     for model in ("cnn", "large"):
         rows = []
         for name in names:
@@ -236,12 +246,16 @@ def main() -> None:
                 for size in SIZES:
                     print(f"{way.name}, {model}, {size} workers")
                     costs = measure(way, model, size)
+                    if way.kind is Evenstep:
+                        losses.append(split_of(f"{model}, {size} workers", costs["loss"]))
                     row += [told(costs.get(change, [])) for change in CHANGES]
                 rows.append(row)
         header = ["idle seconds", *(f"{c}, {n}" for n in SIZES for c in CHANGES)]
         table = markdown(header, rows)
         print(table)
         write("bench.md", f"transitions of {model}", table, made_by=MADE_BY)
+    if losses:
+        write("bench.md", "losses", markdown(LOSSES, losses), made_by=MADE_BY)
     state = (
         f"State of the large one: {STATE_BYTES / 1e6:.0f} MB; raw broadcast between two processes: "
     )

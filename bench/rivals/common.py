@@ -42,14 +42,20 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Told:
-    """One line for every committed step: when, which, of how many workers."""
+    """One line for every committed step: when, which, of how many workers. And void ones."""
 
     def __init__(self, folder: Path) -> None:
         self._file = (folder / f"{os.getpid()}.steps").open("a", buffering=1)
+        self._voids = folder / f"{os.getpid()}.voids"
 
     def step(self, step: int, world: int) -> None:
         """A step is committed."""
         print(time.monotonic(), step, world, file=self._file)
+
+    def void(self, computed_s: float) -> None:
+        """A step is void, whose compute was over then."""
+        with self._voids.open("a") as file:
+            print(computed_s, file=file)
 
 
 def arguments() -> argparse.Namespace:

@@ -14,12 +14,23 @@ from bench.rivals.quota import held
 from evenstep.emulate import DeviceCurve
 
 
+class Clock:
+    """When it was last called."""
+
+    at_s = 0.0
+
+    def __call__(self, _: object) -> None:
+        self.at_s = time.monotonic()
+
+
 def main() -> None:
     """Train until told to stop."""
     args = arguments()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")
     told = Told(args.out)
     model = network(args.model)
+    computed = Clock()
+    next(model.parameters()).register_post_accumulate_grad_hook(computed)  # it comes last
     with evenstep.join() as session:
         model, optimizer = session.prepare(model, optimizer_of(model))
         loader = session.loader(samples(args.model, args.samples), batch=args.batch)
@@ -35,7 +46,9 @@ def main() -> None:
                     device.slowed(1 / args.factor if slow else 1.0).run(session.counted, begun_s)
                     loss.backward()
                     optimizer.step()
-                    if not session.void:
+                    if session.void:
+                        told.void(computed.at_s)
+                    else:
                         told.step(session.step, session.world)
 
 

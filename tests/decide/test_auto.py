@@ -126,6 +126,20 @@ def test_a_one_off_pause_is_forgiven_in_the_step_after_next() -> None:
     assert run.achieved[53:].mean() >= 0.98
 
 
+def test_of_one_that_often_pauses_the_next_step_is_waited_for() -> None:
+    pauses = (50, 60, 70, 80, 90)
+
+    def slower(step: int) -> list[float]:
+        return [(10.0 if step in pauses else 1.0) * (2.0 if step >= 120 else 1.0), 1.0, 1.0, 1.0]
+
+    curves = line([5] * 4, [0.25, 0.5, 0.5, 1])
+    run = drive(AUTO, curves, batch=128, num_steps=130, noise=0.01, factor=slower)
+    moved = [(run.shares[step + 1] != run.shares[step]).any() for step in pauses]
+    assert moved == [True, True, False, False, False]
+    assert (run.shares[121] == run.shares[120]).all()
+    assert run.achieved[122:].min() >= 0.95
+
+
 def test_an_idle_worker_that_recovers_is_found_again() -> None:
     def slower(step: int) -> list[float]:
         return [1.0, 1.0, 6.0 if step < 30 else 1.0]

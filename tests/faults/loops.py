@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -125,11 +127,80 @@ def leaves(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     return model
 
 
+class Long(torch.autograd.Function):
+    """Its backward pass lasts until this worker has heard of the first loss, in one step."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, session: Any) -> torch.Tensor:
+        ctx.session = session
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        session, until_s = ctx.session, time.monotonic() + 30.0
+        while session.step == 14 and session.generation == 1 and time.monotonic() < until_s:
+            if NAME == "alone" or session._member.newest > 1:
+                break
+            time.sleep(0.01)
+        return grads[0], None
+
+
+class Below(torch.autograd.Function):
+    """Tells whether a gradient comes that far."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        if grads[0] is None:
+            logging.info("broken off")
+        return grads[0]
+
+
+class Deep(nn.Module):
+    """Layers with gates, one of which takes long."""
+
+    def __init__(self, session: evenstep.Session) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 1)])
+        self._session = [session]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The middle one below what takes long, and above what tells."""
+        first, second, third = self.layers
+        x = torch.tanh(second(Below.apply(torch.tanh(first(x)))))  # type: ignore[no-untyped-call]
+        return third(Long.apply(x, self._session[0]))  # type: ignore[no-untyped-call,no-any-return]
+
+
+def deep(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Others are in the midst of a long backward pass when a worker is lost."""
+    model = Deep(session).double()
+    plant(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    session.prepare(model, optimizer)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    for _ in session.epochs(hold.num_epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            faults.at("backward")
+            loss.backward()
+            norms = [float(p.grad.norm()) for p in model.parameters() if p.grad is not None]
+            if len(norms) != 6:
+                raise AssertionError("a script may look at its gradients, be the step void or not")
+            optimizer.step()
+    return model
+
+
 LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "accumulate": accumulate,
     "turns": turns,
     "sums": sums,
     "leaves": leaves,
+    "deep": deep,
 }
 
 

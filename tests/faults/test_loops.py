@@ -41,6 +41,21 @@ def test_survivors_end_where_one_process_ends(
         assert all(same(result, expected) for result in run.results().values())
 
 
+def test_a_backward_pass_that_leads_to_nothing_is_broken_off(tmp_path: Path, alone: Alone) -> None:
+    args = ["--loop", "deep"]
+    faults = (("rank3", "backward", 14),)
+    options = ["--restarts", "0"]
+    with Running(
+        tmp_path, workers="5", options=options, args=args, faults=faults, script=LOOPS
+    ) as run:
+        assert run.finish() == 0
+        assert len(run.results()) == 4
+        expected = alone(*args, script=LOOPS)
+        assert all(same(result, expected) for result in run.results().values())
+        told = [line for line in run.said().splitlines() if "broken off" in line]
+    assert len(told) == 4
+
+
 def test_who_joins_later_takes_no_part_in_sums_that_the_others_took_before(
     tmp_path: Path, alone: Alone
 ) -> None:

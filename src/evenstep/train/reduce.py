@@ -23,7 +23,8 @@ from torch.autograd import Variable
 from torch.distributed.distributed_c10d import Work
 
 from evenstep.errors import EvenstepError
-from evenstep.train.group import Group, GroupGoneError
+from evenstep.train.gates import put_gates
+from evenstep.train.group import Group, GroupGoneError, SupersededError
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first reduction starts early
 BUCKET_BYTES = 25 << 20
@@ -163,15 +164,31 @@ class Reducer:
         self._next = 0  # the bucket to be reduced next
         self._pass: weakref.ref[Pass] | None = None  # that is not over, or that failed
         self.void = False  # the group is gone: nothing is reduced until there is another
+        self._useless: Callable[[], str] | None = None
+        self._given_up = ""  # why the pass at hand leads to nothing
         self._handles: list[Any] = [
             p.register_post_accumulate_grad_hook(self._on_grad) for p in self._params
         ]
+
+    def give_up_if(self, useless: Callable[[], str], model: torch.nn.Module) -> None:
+        """Break off a backward pass once `useless` says why it leads to nothing."""
+        self._useless = useless
+        self._handles += put_gates(model, self._gives_up, BUCKET_BYTES)
+
+    def _gives_up(self) -> bool:
+        # Only where gradients have begun to come in: torch.autograd.grad, which comes through a
+        # gate too, must get what it asks for.
+        if self._pass is None or self._pass() is None:
+            return False
+        if not (self.void or self._given_up) and self.buckets and self._useless is not None:
+            self._given_up = self._useless()
+        return self.void or bool(self._given_up)
 
     def regroup(self, group: Group, control: Group, pulse: int) -> None:
         """Reduce over another group. Buffers to which an abandoned sum may write are made anew."""
         self.group, self._control = group, control
         before, self.buckets, self._next, self.void = self.buckets, [], 0, False
-        self._pass = None
+        self._pass, self._given_up = None, ""
         # Alone there is nobody to reduce with, and gradients stay untouched where they are.
         if group.world > 1:
             parts = cut(self._params)
@@ -221,8 +238,10 @@ class Reducer:
     def _on_grad(self, param: torch.Tensor) -> None:
         if self._pass is None or self._pass() is None:
             self._begin_pass()
+        if self.void or self._given_up:
+            return
         _check_gradient(param)
-        if self.void or not self.buckets:
+        if not self.buckets:
             return
         bucket, place = self._place_of[param]
         if place in bucket.filled:
@@ -281,10 +300,21 @@ class Reducer:
                     raise
                 self.void = True
                 self._on_gone(e)
+        if self.void:
+            self._stand_in()
         if self.after is not None:
             self.after()
 
+    def _stand_in(self) -> None:
+        """Gradients that never came: the rest of the loop may look at them, void as they are."""
+        for param, (bucket, place) in self._place_of.items():
+            if param.grad is None:
+                view = bucket.views[place]
+                param.grad = view if view.device == param.device else torch.zeros_like(param)
+
     def _reduce(self) -> None:
+        if self._given_up:
+            raise SupersededError(self._given_up)
         for bucket in self.buckets[self._next :]:
             bucket.fill_up(self.weight)
             self._start(bucket)
