@@ -123,7 +123,7 @@ def measure(way: Way, model: str, num_workers: int) -> dict[Change, list[Cost]]:
                     for change in way.changes:
                         cost, begun_s = one(job, model, change, turn, begun_s)
                         costs[change].append(cost)
-                        print(f"  {change}: {cost.idle_s:.3f} s idle, {cost.lost} steps lost")
+                        print(f"  {change}: {cost.idle_s:.3f} s idle, {cost.vain_s:.3f} in vain")
         except StuckError as e:
             print(f"  {e}\n" + Path(folder, "log").read_text()[-1500:])
     return costs

@@ -14,6 +14,7 @@ cannot hold its numbers, in half precision or on a GPU, it goes beside it.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from evenstep.train.group import Group, GroupGoneError, SupersededError
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first reduction starts early
 BUCKET_BYTES = 25 << 20
+GONE_S = 0.2  # for an abandoned group to be gone: its peers have let it go too, but the lost one
 EXACT = (torch.float32, torch.float64)  # these hold the numbers of a pulse
 
 
@@ -52,15 +54,18 @@ class Bucket:
 
     def fits(self, device: torch.device, room: int) -> bool:
         """Make so much room behind the gradients, in a buffer that nobody else writes to."""
-        if self._lent_to is not None and not self._lent_to.is_gone:
-            return False
-        if self._all.device != device or self._num + room > len(self._all):
+        if self.is_written_to or self._all.device != device or self._num + room > len(self._all):
             return False
         self._lent_to = None
         self.flat = self._all[: self._num + room]
         self.rest = self.flat[self._num :]
         self.filled.clear()
         return True
+
+    @property
+    def is_written_to(self) -> bool:
+        """Whether an abandoned sum may still write to it."""
+        return self._lent_to is not None and not self._lent_to.is_gone
 
     def lend(self, group: Group) -> None:
         """Start summing it up."""
@@ -191,6 +196,7 @@ class Reducer:
         self._pass, self._given_up = None, ""
         # Alone there is nobody to reduce with, and gradients stay untouched where they are.
         if group.world > 1:
+            _await(lambda: not any(bucket.is_written_to for bucket in before), GONE_S)
             parts = cut(self._params)
             last = parts[-1][0]
             holds = _real(last.dtype) in EXACT and group.device.type == "cpu"
@@ -332,6 +338,12 @@ class Reducer:
             bucket.empty(scale, used[:num])
             used = used[num:]
         self._next = 0
+
+
+def _await(is_so: Callable[[], bool], most_s: float) -> None:
+    until_s = time.monotonic() + most_s
+    while not is_so() and time.monotonic() < until_s:
+        time.sleep(0.001)
 
 
 def _of_stranger(param: torch.Tensor, model: torch.nn.Module) -> str:
