@@ -120,7 +120,7 @@ class Evenstep(Job):
     """`evenstep run`, `scale` and `drain`; the workers are its own."""
 
     script = "with_evenstep.py"
-    options: Sequence[str] = ()
+    options: Sequence[str] = ("--checkpoint-every", "3600")  # no change of the roster needs any
     most = 0
 
     def start(self) -> None:

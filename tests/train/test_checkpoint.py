@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -131,6 +132,16 @@ def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
     for step in range(1, 5):
         state.apply(load(tmp_path / f"step-{step:08}.pt").tree)
         assert value(state) == step
+
+
+def test_whoever_saves_next_knows_how_old_the_newest_is(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.age_s() == math.inf
+    for step, age_s in ((10, 5.0), (20, 300.0)):
+        path = tmp_path / f"step-{step:08}.pt"
+        path.touch()
+        os.utime(path, times=(path.stat().st_mtime - age_s,) * 2)
+    assert checkpoints.age_s() == pytest.approx(300.0, abs=60.0)
 
 
 def test_the_newest_are_kept_by_count(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ the disk itself lost something; its check sum tells. What is in it loads with `w
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import threading
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -105,6 +107,14 @@ class Checkpoints:
             except CheckpointError as e:
                 log.warning("%s; an older one is looked for", e)
         return None
+
+    def age_s(self) -> float:
+        """How long ago the newest one was written, whoever did; inf: there is none."""
+        try:
+            written_s = self._files()[-1].stat().st_mtime
+            return max(0.0, time.time() - written_s)  # noqa: TID251 - files go by the wall clock
+        except (IndexError, OSError):
+            return math.inf
 
     def _files(self) -> list[Path]:
         """Whole checkpoints by their names, oldest first."""

@@ -105,7 +105,7 @@ class Regrouping(Session):
         self._member.step = self._next_step
         assert self._reducer is not None
         self._reducer.void = self.void  # in the midst of a step that is void, it stays so
-        self._saves = told.saves == self._member.worker
+        self._begin_saving(told.saves == self._member.worker)
         self._plans = [RankPlan(from_step=self._next_step, shares=told.shares)]
         self._measures, self._warmup_steps = told.measures, told.lr_warmup_steps
         if told.lr_factor != self._rate.target:
@@ -280,6 +280,13 @@ class Regrouping(Session):
             self._state.apply(found.tree)
             self._take_on(self._state.plain)
             log.info("going on from %s at step %d", found.path.name, self._next_step)
+
+    def _begin_saving(self, saves: bool) -> None:
+        """It may now be this worker who writes them: from when the one before wrote the last on."""
+        if saves and not self._saves and self._checkpoints is not None:
+            written_s = time.monotonic() - self._checkpoints.age_s()
+            self._saved_s = max(self._saved_s, written_s)
+        self._saves = saves
 
     def _save(self, *, wait: bool = False) -> None:
         """A checkpoint of the steps done so far; never in the midst of accumulating gradients."""
