@@ -214,18 +214,23 @@ def told(costs: Sequence[Cost]) -> str:
     """Median and worst of the idle seconds, and steps lost if there were any."""
     if not costs:
         return "-"
-    idle_s = [cost.idle_s for cost in costs]
-    text = (
-        f"{median(idle_s):.2f}" if len(idle_s) == 1 else f"{median(idle_s):.2f} ({max(idle_s):.2f})"
-    )
+    text = spread([cost.idle_s for cost in costs])
     lost = max(cost.lost for cost in costs)
     return f"{text}, {lost} steps lost" if lost else text
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """Their median, and the worst in brackets if there are several."""
+    if not seconds:
+        return "-"
+    middle = f"{median(seconds):.2f}"
+    return middle if len(seconds) == 1 else f"{middle} ({max(seconds):.2f})"
 
 
 def split_of(name: str, costs: Sequence[Cost]) -> list[str]:
     """Where the time of a loss goes."""
     parts = [[c.vain_s for c in costs], [max(0.0, c.idle_s - c.vain_s) for c in costs]]
-    return [name, *(f"{median(part):.2f} ({max(part):.2f})" if part else "-" for part in parts)]
+    return [name, *map(spread, parts)]
 
 
 def main() -> None:

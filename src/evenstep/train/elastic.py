@@ -83,7 +83,7 @@ class ElasticSession(Regrouping):
         self._checkpoints = self._open_checkpoints()
         assert self._reducer is not None
         self._reducer.warm_up(pulse.size(FEW_WORKERS))
-        self._reducer.give_up_if(self._superseded, self._model)
+        self._reducer.give_up_if(self._member.superseded, self._model)
         if self._member.control.welcome.underway:
             self._make_room()
         self._member.control.tell(
@@ -144,10 +144,6 @@ class ElasticSession(Regrouping):
         """Nobody goes on before all have the epoch's last step: whoever is behind gets it here."""
         self._sum(torch.zeros(1))
         super().end_epoch()
-
-    def _superseded(self) -> str:
-        newest = self._member.newest
-        return f"generation {newest} replaces {self.generation}" if newest > self.generation else ""
 
     # Sums.
 

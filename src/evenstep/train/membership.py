@@ -58,6 +58,11 @@ class Membership:
         """The newest generation that makes this one void."""
         return self.control.newest_at_once if self.begun else self.control.newest
 
+    def superseded(self) -> str:
+        """Why whatever is done in this generation is void, if it is."""
+        newest = self.newest
+        return f"generation {newest} replaces {self.generation}" if newest > self.generation else ""
+
     def next(self, planned: int = 0) -> Generation:
         """Wait for the generation to go to: the newest that holds at once, or the planned one."""
         self.waiting, warned = True, False
@@ -87,8 +92,8 @@ class Membership:
 
     def check(self, waited_s: float) -> None:
         """Called while waiting for peers: raises if that is of no use any more."""
-        if self.newest > self.generation:
-            raise SupersededError(f"generation {self.newest} replaces {self.generation}")
+        if why := self.superseded():
+            raise SupersededError(why)
         self.check_place()
         self.waiting = True
         known_s = max(PATIENCE_S, PATIENCE_STEPS * self.usual_s)

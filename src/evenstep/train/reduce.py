@@ -14,7 +14,6 @@ cannot hold its numbers, in half precision or on a GPU, it goes beside it.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from torch.distributed.distributed_c10d import Work
 
 from evenstep.errors import EvenstepError
 from evenstep.train.gates import put_gates
-from evenstep.train.group import Group, GroupGoneError, SupersededError
+from evenstep.train.group import Group, GroupGoneError, SupersededError, await_closed
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first reduction starts early
 BUCKET_BYTES = 25 << 20
@@ -196,7 +195,8 @@ class Reducer:
         self._pass, self._given_up = None, ""
         # Alone there is nobody to reduce with, and gradients stay untouched where they are.
         if group.world > 1:
-            _await(lambda: not any(bucket.is_written_to for bucket in before), GONE_S)
+            if any(bucket.is_written_to for bucket in before):
+                await_closed(GONE_S)
             parts = cut(self._params)
             last = parts[-1][0]
             holds = _real(last.dtype) in EXACT and group.device.type == "cpu"
@@ -338,12 +338,6 @@ class Reducer:
             bucket.empty(scale, used[:num])
             used = used[num:]
         self._next = 0
-
-
-def _await(is_so: Callable[[], bool], most_s: float) -> None:
-    until_s = time.monotonic() + most_s
-    while not is_so() and time.monotonic() < until_s:
-        time.sleep(0.001)
 
 
 def _of_stranger(param: torch.Tensor, model: torch.nn.Module) -> str:

@@ -83,7 +83,7 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         reach = _reach(coming, lent, fleet, shares)
         upper = reach if int(reach.sum()) >= batch else fleet.upper
         least = _least(points, fleet, batch)
-        best = self._paid_off(coming, points, batch, least, upper)
+        best = _paid_off(coming, points, batch, least, upper)
         # Who has a sample only to be seen is not what the others are measured by.
         counts = (best > least) | (least == fleet.lower)
         best_s = float(coming.seconds(best).max(where=counts, initial=SHORTEST_S))
@@ -105,19 +105,6 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def _curves(self, points: Points, fleet: Fleet, batch: int) -> FlatLinear:
         return lend(points, fleet, batch).curves(self.fixed_fraction)
-
-    def _paid_off(
-        self, curves: FlatLinear, points: Points, batch: int, least: IntArray, upper: IntArray
-    ) -> IntArray:
-        """The best shares; of those that every worker has had before, if more would not pay."""
-        best = split(curves, batch, least, upper)
-        had = np.maximum(np.minimum(points.most.astype(np.int64), upper), least)
-        price = np.expm1(points.toll.max(where=best > had, initial=0.0))
-        if price <= 0.0 or int(had.sum()) < batch:
-            return best
-        known = split(curves, batch, least, had)
-        best_s, known_s = curves.seconds(best).max(), curves.seconds(known).max()
-        return known if known_s - best_s <= best_s * price / PAYS_WITHIN else best
 
     def pace(self, memory: Memory, fleet: Fleet, outcome: Outcome) -> FloatArray:
         """Speed at an equal share: what a worker's own share does to its speed is left out."""
@@ -194,6 +181,20 @@ def _least(points: Points, fleet: Fleet, batch: int) -> IntArray:
     unsure = believed | (points.jump != 0)
     lower = np.where(unsure, np.clip(1, fleet.lower, fleet.upper), fleet.lower)
     return lower if int(lower.sum()) <= batch else fleet.lower
+
+
+def _paid_off(
+    curves: FlatLinear, points: Points, batch: int, least: IntArray, upper: IntArray
+) -> IntArray:
+    """The best shares; of those that every worker has had before, if more would not pay."""
+    best = split(curves, batch, least, upper)
+    had = np.maximum(np.minimum(points.most.astype(np.int64), upper), least)
+    price = np.expm1(points.toll.max(where=best > had, initial=0.0))
+    if price <= 0.0 or int(had.sum()) < batch:
+        return best
+    known = split(curves, batch, least, had)
+    best_s, known_s = curves.seconds(best).max(), curves.seconds(known).max()
+    return known if known_s - best_s <= best_s * price / PAYS_WITHIN else best
 
 
 def _reach(curves: FlatLinear, points: Points, fleet: Fleet, shares: IntArray) -> IntArray:
