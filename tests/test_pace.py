@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.pace import FRESH_STEPS, NOTICED, PART, SAVED_S, Pace
+from evenstep.pace import FRESH_STEPS, LONGEST, NOTICED, PART, SAVED_S, Pace
+from evenstep.types import SHORTEST_S
 
 ROUNDING_S = 1e-9
 
@@ -49,7 +51,7 @@ def run(pace: Pace, history: Sequence[Step], now_s: float = 0.0) -> list[tuple[f
     for step in history:
         now_s += step.after_s
         if pace.wants(now_s, step.compute_s):
-            pace.decided(now_s, step.took_s, moved=step.moved)
+            pace.decided(step.took_s, moved=step.moved)
             decisions.append((now_s, step.took_s))
     return decisions
 
@@ -108,15 +110,44 @@ def test_a_change_is_decided_on_at_once_if_anything_is_left(
 ) -> None:
     pace = Pace()
     # A long calm first, in which what came before is forgotten, but not enough to save all up.
-    decisions = run(pace, [*history, *calm(60, after_s, 0.001, idle)])
-    now_s = sum(step.after_s for step in history) + 60 * after_s
-    left_s, seen_s = SAVED_S, 0.0
-    for at_s, took_s in decisions:
-        left_s = min(SAVED_S, left_s + PART * (at_s - seen_s)) - took_s
-        seen_s = at_s
-    left_s = min(SAVED_S, left_s + PART * (now_s - seen_s))
+    left_s, now_s = SAVED_S, 0.0
+    for step in [*history, *calm(60, after_s, 0.001, idle)]:
+        longest = max(step.compute_s, default=0.0)
+        most_s = LONGEST * longest if longest > SHORTEST_S else math.inf
+        left_s = min(SAVED_S, left_s + PART * min(step.after_s, most_s))
+        left_s -= sum(took_s for _, took_s in run(pace, [step], now_s))
+        now_s += step.after_s
     if abs(left_s) > ROUNDING_S:
         assert pace.wants(now_s, with_idle(idle + more)) == (left_s > 0)
+
+
+@given(
+    breaks=st.lists(st.floats(0.0, 1000.0), min_size=80, max_size=80),
+    idle=st.lists(st.floats(0.0, 0.4), min_size=80, max_size=80),
+    took_s=st.floats(0.001, 0.05),
+)
+def test_time_in_which_nobody_trains_is_not_saved_up(
+    breaks: list[float], idle: list[float], took_s: float
+) -> None:
+    def asked_in(breaks: Sequence[float]) -> list[int]:
+        pace, now_s, asked = Pace(), 0.0, []
+        for i, (more_s, part) in enumerate(zip(breaks, idle, strict=True)):
+            now_s += LONGEST + more_s
+            if pace.wants(now_s, with_idle(part)):
+                pace.decided(took_s, moved=False)
+                asked.append(i)
+        return asked
+
+    assert asked_in(breaks) == asked_in([0.0] * 80)
+
+
+def test_steps_that_it_was_not_asked_about_count_as_training() -> None:
+    one_by_one, at_once = Pace(), Pace()
+    run(one_by_one, calm(FRESH_STEPS, 1.0, 0.01))
+    run(at_once, calm(FRESH_STEPS, 1.0, 0.01))
+    waited = [one_by_one.wants(FRESH_STEPS + i, with_idle(0.0)) for i in range(1, 5)]
+    assert waited == [False, False, False, True]
+    assert at_once.wants(FRESH_STEPS + 4.0, with_idle(0.0), num=4)
 
 
 @given(st.integers(0, 40), st.floats(0.001, 0.1))
@@ -126,7 +157,7 @@ def test_the_steps_after_a_plan_are_watched_and_no_more_of_them(
     pace = Pace()
     run(pace, calm(FRESH_STEPS + before, after_s, 0.01))
     now_s = (FRESH_STEPS + before) * after_s
-    pace.decided(now_s, 0.02, moved=True)
+    pace.decided(0.02, moved=True)
     wanted = [pace.wants(now_s + i * after_s, with_idle(0.1)) for i in range(1, 2 * FRESH_STEPS)]
     assert wanted == [True] * FRESH_STEPS + [False] * (FRESH_STEPS - 1)
 

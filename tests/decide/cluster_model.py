@@ -37,6 +37,7 @@ def drive(
     num_steps: int,
     caps: list[int] | None = None,
     noise: float = 0.0,
+    delays: FloatArray | None = None,
     factor: Factor | None = None,
     announced: bool = False,
     start: list[int] | None = None,
@@ -45,8 +46,9 @@ def drive(
 ) -> Run:
     """Run a policy on workers of these curves; `factor(step)` is how many times slower each is.
 
-    A worker's step of more samples than it ever had takes up to `new_size` times as long. A
-    plan is used `delay` steps after the one that it was made on.
+    `delays` are factors by step and worker that noise adds. A worker's step of more samples than
+    it ever had takes up to `new_size` times as long. A plan is used `delay` steps after the one
+    that it was made on.
     """
     num = len(curves.fixed_s)
     rows = [Worker(id=f"w{i:03}", cap=caps[i] if caps else None) for i in range(num)]
@@ -66,6 +68,8 @@ def drive(
         true = curves.scaled(now * np.where(shares > most, toll, 1.0))
         most = np.maximum(most, shares)
         took_s = true.seconds(shares) * np.exp(rng.normal(0, noise, num))
+        if delays is not None:
+            took_s *= delays[step]
         history.append(shares)
         seconds.append(float(true.seconds(shares).max()))
         true = curves.scaled(now)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evenstep.decide.batching.auto import Auto
 from evenstep.errors import ConfigError
-from evenstep.types import Fleet, Outcome, Worker
+from evenstep.types import Fleet, FloatArray, Outcome, Worker
 from tests.decide.cluster_model import drive, line
 
 AUTO = Auto(start="uniform")
@@ -74,6 +74,28 @@ def test_equal_workers_with_noise_are_left_alone() -> None:
     assert run.achieved.mean() >= 0.985
     plans = sum((a != b).any() for a, b in zip(run.shares, run.shares[1:], strict=False))
     assert plans <= 15
+
+
+@pytest.mark.parametrize(("num", "batch", "per_sample_ms"), [(2, 32, 3.0), (3, 3072, 0.1)])
+def test_equal_workers_that_are_disturbed_for_a_few_steps_at_a_time_are_left_alone(
+    num: int, batch: int, per_sample_ms: float
+) -> None:
+    curves = line([2.0] * num, [per_sample_ms] * num)
+    achieved = []
+    for seed in range(8):
+        delays = disturbances(seed, 300, num)
+        run = drive(AUTO, curves, batch=batch, num_steps=300, noise=0.03, delays=delays, delay=2)
+        achieved.append(run.achieved[40:].mean())
+    assert np.mean(achieved) >= 0.97
+
+
+def disturbances(seed: int, num_steps: int, num: int) -> FloatArray:
+    """Factors of up to 1.5, for up to five steps each, a quarter of the time."""
+    rng = np.random.default_rng(seed)
+    factors = np.ones((num_steps, num))
+    for step, i in zip(*np.nonzero(rng.random((num_steps, num)) < 0.08), strict=True):
+        factors[step : step + rng.integers(1, 6), i] = rng.uniform(1.1, 1.5)
+    return factors
 
 
 @pytest.mark.parametrize("delay", [1, 2])

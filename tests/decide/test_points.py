@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenstep.decide.points import SLOTS, Points, blank, learn, lend, reseat
-from evenstep.types import Fleet, Outcome, Worker
+from evenstep.decide.points import ALIKE, SLOTS, Points, blank, learn, lend, likeness, reseat
+from evenstep.types import Fleet, FloatArray, Outcome, Worker
 
 FLEET = Fleet.of([Worker(id="w")], batch=100)
 
@@ -121,3 +121,44 @@ def test_a_newcomer_takes_up_the_points_of_its_kind_and_a_stranger_none() -> Non
 def test_one_point_is_no_curve_to_take_up() -> None:
     wider = Fleet.of([Worker(id="a"), Worker(id="w")], batch=100)
     assert reseat(learned((8, 1.0)), wider, 0.03).known.tolist() == [False, True]
+
+
+def levels(kinds: str, *seconds: float, steps: int = 20) -> tuple[FloatArray, float]:
+    """Of workers that take so long, over and over: what they are taken to take; standard error."""
+    workers = [Worker(id=f"w{i}", kind=kind) for i, kind in enumerate(kinds)]
+    fleet, shares = Fleet.of(workers, batch=100), np.full(len(kinds), 8)
+    points = reseat(blank(0.03), fleet, 0.03)
+    for step in range(steps):
+        outcome = Outcome(
+            step=step,
+            samples=shares,
+            compute_s=np.array(seconds) * (1.05 if step % 2 else 0.95),
+            forecast_samples_per_s=np.full(len(kinds), np.nan),
+        )
+        points = learn(points, lend(points, fleet, 100).curves(0.1), outcome)
+    curves = points.curves(0.1)
+    factor = np.exp(likeness(points, curves, fleet, shares))
+    return curves.seconds(shares) * factor, float(np.sqrt(points.doubt[0]))
+
+
+def test_workers_of_one_kind_are_alike_as_far_as_noise_may_have_set_them_apart() -> None:
+    (first, second), error = levels("aa", 1.0, 1.02)
+    assert ALIKE * error > 0.01  # each is as far as that from their mean
+    assert first == pytest.approx(second, rel=1e-6)
+
+
+def test_workers_that_surely_differ_stay_as_they_are() -> None:
+    (first, second), _ = levels("aa", 1.0, 3.0)
+    assert second / first == pytest.approx(3.0, rel=0.01)
+
+
+def test_workers_of_two_kinds_have_nothing_to_do_with_each_other() -> None:
+    (first, second), _ = levels("ab", 1.0, 1.02)
+    assert second / first == pytest.approx(1.02, rel=1e-6)
+
+
+def test_the_better_they_are_known_the_less_it_takes_to_tell_them_apart() -> None:
+    (first, second), _ = levels("aa", 1.0, 1.05, steps=3)
+    assert second / first == pytest.approx(1.0, rel=1e-6)
+    (first, second), _ = levels("aa", 1.0, 1.05, steps=60)
+    assert second / first > 1.02

@@ -95,14 +95,15 @@ class Brain:
             self.close()
             actions = self._engine.handle(at_s, event)
         moved = any(isinstance(action, Plan) for action in actions)
-        self._pace.decided(at_s, self._timer() - begun_s, moved=moved)
+        self._pace.decided(self._timer() - begun_s, moved=moved)
         return actions
 
     def step(self, at_s: float, done: StepDone) -> tuple[AnyAction, ...]:
         """Decide on a step if it is worth it. A mistake here ends balancing, not training."""
         if not self._balances:
             return ()
-        if not self._pace.wants(at_s, [r.compute_s for r in done.reports]):
+        compute_s = [r.compute_s for r in done.reports]
+        if not self._pace.wants(at_s, compute_s, num=done.steps.num):
             self._tally.add(done.generation, done.steps)
             return ()
         self._tally.add(done.generation, done.quiet)

@@ -37,6 +37,12 @@ FADE, FADE_CHANGED = 0.98, 0.3
 FICKLE_RATE = 0.3
 """Weight of the latest change in the part of them that were soon over: the second one decides."""
 
+DRIFT_RATE = 0.07
+"""Weight of the newest error in what tells drift from noise: noise often lasts a few steps."""
+
+ALIKE = 2.0
+"""Standard errors up to which workers of one kind are taken for alike."""
+
 BELIEF_SD = 0.3
 """How sure the belief about a step's fixed part is, as a standard deviation of the fraction."""
 
@@ -64,6 +70,11 @@ class Points:
     def known(self) -> NDArray[np.bool_]:
         """Who was ever measured."""
         return np.asarray((self.weight > 0).any(axis=1))
+
+    @property
+    def doubt(self) -> FloatArray:
+        """Relative variance of each worker's level: the less it was seen, the less it is known."""
+        return np.asarray(self.noise / (np.minimum(self.steady, self.weight.sum(axis=1)) + 1.0))
 
     def curves(self, fixed_fraction: float) -> FlatLinear:
         """The curves through the points, by relative error: noise is a fraction of a step."""
@@ -149,6 +160,23 @@ def lend(points: Points, fleet: Fleet, batch: int) -> Points:
     return replace(points, share=share, seconds=seconds, weight=weight)
 
 
+def likeness(points: Points, curves: FlatLinear, fleet: Fleet, at: IntArray) -> FloatArray:
+    """What makes workers of one kind alike that noise may have set apart (log of a factor each).
+
+    Within `ALIKE` standard errors they become alike; what is far beyond stays as it is.
+    """
+    level = np.log(curves.seconds(at))
+    change = np.zeros(len(fleet))
+    for kind in set(fleet.kinds):
+        rows = [i for i, own in enumerate(fleet.kinds) if own == kind and points.known[i]]
+        if len(rows) > 1:
+            doubt = points.doubt[rows]
+            apart = level[rows] - np.average(level[rows], weights=1.0 / doubt)
+            explained = ALIKE**2 * doubt / np.maximum(apart**2, 1e-12)
+            change[rows] = -apart * np.minimum(1.0, explained)
+    return change
+
+
 def _speed(points: Points) -> FloatArray:
     """Samples per second at each worker's best known share; meaningless where there is none."""
     at = np.arange(len(points.ids)), points.weight.argmax(axis=1)
@@ -213,8 +241,8 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
     steady = np.where(changed, 0.0, points.steady) + seen
     rate = np.maximum(1.0 / (points.steady + 2.0), 0.05)
     noise = points.noise + np.where(calm, rate * (error**2 - points.noise), 0.0)
-    bias = points.bias + np.where(calm, 0.1 * (error - points.bias), 0.0)
-    spread = points.spread + np.where(calm, 0.1 * (np.abs(error) - points.spread), 0.0)
+    bias = points.bias + np.where(calm, DRIFT_RATE * (error - points.bias), 0.0)
+    spread = points.spread + np.where(calm, DRIFT_RATE * (np.abs(error) - points.spread), 0.0)
 
     # Errors that lean to one side are drift: follow them. Errors of both signs average out.
     leaning = np.clip(3.0 * np.abs(bias) / np.maximum(spread, 1e-12) - 2.0, 0.0, 1.0)

@@ -81,7 +81,7 @@ class Agent:
         took_s = time.thread_time() - begun_s
         plans = [action for action in actions if isinstance(action, Plan)]
         with self._lock:
-            self._pace.decided(at_s, took_s, moved=bool(plans))
+            self._pace.decided(took_s, moved=bool(plans))
             if plans:
                 self._newest = plans[-1]
         for action in actions:

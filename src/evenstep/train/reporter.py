@@ -27,7 +27,7 @@ class Reporter:
 
     def look_closely(self) -> None:
         """The roster or the shares have changed: tell of the next few steps in any case."""
-        self._pace.decided(self._clock(), 0.0, moved=True)
+        self._pace.decided(0.0, moved=True)
 
     def step(
         self,
@@ -42,8 +42,7 @@ class Reporter:
 
         `position`: samples of the job that the run has walked through with it.
         """
-        now_s = self._clock()
-        if not self._pace.wants(now_s, [r.compute_s for r in reports]):
+        if not self._pace.wants(self._clock(), [r.compute_s for r in reports]):
             samples = sum(r.samples for r in reports)
             self._tally.add(by.number, Steps(num=1, seconds=seconds, samples=samples))
             return
@@ -59,4 +58,4 @@ class Reporter:
                 position=position,
             )
         )
-        self._pace.decided(now_s, TELLING_S, moved=False)
+        self._pace.decided(TELLING_S, moved=False)

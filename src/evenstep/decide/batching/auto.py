@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenstep.decide.curves import FlatLinear
-from evenstep.decide.points import Points, blank, learn, lend, mixed, news, reseat
+from evenstep.decide.points import Points, blank, learn, lend, likeness, mixed, news, reseat
 from evenstep.decide.seat import rated_speed
 from evenstep.decide.split import check_bounds, in_proportion, split, water_fill
 from evenstep.errors import ConfigError
@@ -79,7 +79,8 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         curves = lent.curves(self.fixed_fraction)
         foreseen = _foresee(memory.curves, curves, points, outcome)
         memory = Memory(points=points, curves=curves, foreseen=foreseen)
-        coming = curves.scaled(np.exp(foreseen))
+        alike = likeness(points, curves, fleet, _equal_share(outcome))
+        coming = curves.scaled(np.exp(foreseen + alike))
         reach = _reach(coming, lent, fleet, shares)
         upper = reach if int(reach.sum()) >= batch else fleet.upper
         least = _least(points, fleet, batch)
@@ -96,8 +97,8 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return memory, (best, f"a look at {names}, idle so far")
         now = coming.seconds(shares)
         slowest = int(now.argmax())
-        # One worker's bad luck looks like a gain: the less it was seen, the less it is believed.
-        doubt = float(np.sqrt(points.noise[slowest] / (points.steady[slowest] + 1.0)))
+        # One worker's bad luck looks like a gain.
+        doubt = float(np.sqrt(points.doubt[slowest]))
         if best_s >= now[slowest] * (1.0 - self.worth - doubt):
             return memory, None
         name, late_s = fleet.ids[slowest], now[slowest]
