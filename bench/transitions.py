@@ -154,12 +154,16 @@ def one(job: Job, model: str, change: Change, turn: int, since_s: float) -> tupl
     begun_s = last.at_s if change == "join" else asked_s
     if change in ("leave", "nothing"):
         begun_s = max(c.at_s for c in steps if c.at_s <= asked_s)
-    # Each gap less a usual step of the roster that ended it: on this machine fewer are faster.
+    # Each gap less a usual step of the roster that ended it: on this machine fewer are faster. Up to
+    # the first step of the new roster: of more of them, the longest would tell of their scatter.
     usual_s = {
         True: usual([c for c in steps if since_s <= c.at_s < first.at_s]),
         False: usual([c for c in steps if c.at_s >= first.at_s]),
     }
-    ends_s = [(begun_s, True), *((c.at_s, c < first) for c in steps if c.at_s > begun_s)]
+    ends_s = [
+        (begun_s, True),
+        *((c.at_s, c < first) for c in steps if begun_s < c.at_s <= first.at_s),
+    ]
     idle_s = max(b - a - usual_s[before] for (a, _), (b, before) in pairwise(ends_s))
     vain_s = job.computed_s(asked_s) - asked_s if change == "loss" else 0.0
     return Cost(max(0.0, idle_s), max(0, last.step + 1 - first.step), vain_s), first.at_s
