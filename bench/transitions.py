@@ -154,8 +154,8 @@ def one(job: Job, model: str, change: Change, turn: int, since_s: float) -> tupl
     begun_s = last.at_s if change == "join" else asked_s
     if change in ("leave", "nothing"):
         begun_s = max(c.at_s for c in steps if c.at_s <= asked_s)
-    # Each gap less a usual step of the roster that ended it: on this machine fewer are faster. Up to
-    # the first step of the new roster: of more of them, the longest would tell of their scatter.
+    # Each gap less a usual step of the roster that ended it: on this machine fewer are faster. None
+    # after the new roster's first: the longest of many would tell of their scatter.
     usual_s = {
         True: usual([c for c in steps if since_s <= c.at_s < first.at_s]),
         False: usual([c for c in steps if c.at_s >= first.at_s]),
