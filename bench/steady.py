@@ -56,13 +56,15 @@ class Trained:
         return max(float(path.read_text()) for path in told)
 
 
-def launch() -> list[tuple[float, float]]:
+def launch(*, elastic_first: bool) -> list[tuple[float, float]]:
     """Seconds of every turn: of `evenstep run`, and of the same under torchrun."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as last:
         run = ["run", "--workers", str(WORLD), "--run", f"{folder}/run"]
-        elastic = Trained(Path(folder, "elastic"), ["evenstep", *run], last)
         torchrun = ["torchrun", "--standalone", "--nproc-per-node", str(WORLD)]
-        fixed = Trained(Path(folder, "fixed"), torchrun, last)
+        starters = {"elastic": ["evenstep", *run], "fixed": torchrun}
+        order = starters if elastic_first else reversed(starters)
+        jobs = {name: Trained(Path(folder, name), starters[name], last) for name in order}
+        elastic, fixed = jobs["elastic"], jobs["fixed"]
         for _ in range(WARM):
             elastic.take()
             fixed.take()
@@ -78,8 +80,8 @@ def launch() -> list[tuple[float, float]]:
 def main() -> None:
     """Measure, and write the line in docs/bench.md."""
     pairs = []
-    for _ in range(LAUNCHES):
-        pairs += (own := launch())
+    for i in range(LAUNCHES):
+        pairs += (own := launch(elastic_first=i % 2 == 0))
         print(f"{median(ours / theirs for ours, theirs in own):.3f}", flush=True)
     ratios = [ours / theirs for ours, theirs in pairs]
     low, _, high = quantiles(ratios)

@@ -165,16 +165,14 @@ def likeness(points: Points, curves: FlatLinear, fleet: Fleet, at: IntArray) -> 
 
     Within `ALIKE` standard errors they become alike; what is far beyond stays as it is.
     """
-    level = np.log(curves.seconds(at))
-    change = np.zeros(len(fleet))
-    for kind in set(fleet.kinds):
-        rows = [i for i, own in enumerate(fleet.kinds) if own == kind and points.known[i]]
-        if len(rows) > 1:
-            doubt = points.doubt[rows]
-            apart = level[rows] - np.average(level[rows], weights=1.0 / doubt)
-            explained = ALIKE**2 * doubt / np.maximum(apart**2, 1e-12)
-            change[rows] = -apart * np.minimum(1.0, explained)
-    return change
+    level, doubt, known = np.log(curves.seconds(at)), points.doubt, points.known
+    numbers: dict[str, int] = {}
+    kind = [numbers.setdefault(name, len(numbers)) for name in fleet.kinds]
+    weight = np.where(known, 1.0 / doubt, 0.0)
+    mean = np.bincount(kind, weight * level) / np.maximum(np.bincount(kind, weight), 1e-12)
+    apart = np.where(known, level - mean[kind], 0.0)
+    explained = ALIKE**2 * doubt / np.maximum(apart**2, 1e-12)
+    return -apart * np.minimum(1.0, explained)
 
 
 def _speed(points: Points) -> FloatArray:

@@ -21,7 +21,7 @@ from evenstep.types import Launch, WorkerId
 
 _TETHER = Path(__file__).parents[1] / "emulate" / "tether.py"
 GRACE_S = 5.0  # between asking a process to end and ending it
-LOOK_S = 0.03  # between two looks at whether a process is being ended
+LOOK_S = 0.1  # between two looks at whether a process is being ended: each wakes this one up
 EXITING = 0x4  # of the flags in /proc/PID/stat
 LAST_BYTES = 8192  # of a log: enough for a traceback
 
@@ -174,7 +174,7 @@ class LocalLauncher:
             if worker not in self._dying and (number := running.dying_by()):
                 self._dying.add(worker)
                 self._on_dying(worker, number)
-        # The more there are, the less often: it is a part of a percent of a core at the most.
+        # The more there are, the less often: it is half a percent of a core at the most.
         after_s = LOOK_S * max(1.0, len(self._running) / 16)
         loop = asyncio.get_running_loop()
         self._looking = loop.call_later(after_s, self._look) if self._running else None
