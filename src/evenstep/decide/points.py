@@ -172,7 +172,7 @@ def likeness(points: Points, curves: FlatLinear, fleet: Fleet, at: IntArray) -> 
     mean = np.bincount(kind, weight * level) / np.maximum(np.bincount(kind, weight), 1e-12)
     apart = np.where(known, level - mean[kind], 0.0)
     explained = ALIKE**2 * doubt / np.maximum(apart**2, 1e-12)
-    return -apart * np.minimum(1.0, explained)
+    return np.asarray(-apart * np.minimum(1.0, explained))
 
 
 def _speed(points: Points) -> FloatArray:
