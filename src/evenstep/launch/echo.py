@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-LOOK_S = 0.1
+LOOK_S = 0.25  # a look takes 0.1 ms of a core that may be a worker's
 LINE_BYTES = 4096
 SHOWN_BYTES = 2**16  # of one worker, at one look
 CLOSING_S = 5.0

@@ -58,6 +58,7 @@ class Undo:
         self._states: list[Any] = []
         self._grads: list[torch.Tensor | None] = []
         self._device = self._params[0].device
+        self._card_random: torch.Tensor | None = None
         self._keep_random()
         self._all: tuple[State, bytes, list[torch.Tensor]] | None = None
 
@@ -73,7 +74,9 @@ class Undo:
         self._all = None
 
     def _keep_random(self) -> None:
-        self._random, self._card_random = torch.get_rng_state(), card_random(self._device)
+        self._random, self._card_random = torch.get_rng_state(), None
+        if self._device.type == "cuda":  # else not even what stands for none: it takes 30 us
+            self._card_random = card_random(self._device)
 
     @property
     def has_all(self) -> bool:

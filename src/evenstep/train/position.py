@@ -7,17 +7,18 @@ their state to those who do not. The same holds for sums between steps, one by o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import torch
+from msgspec.structs import replace
 
 from evenstep.train.group import Group
 
 FIELDS = 5  # begun, steps, sums, bytes of the last sum, whether gradients are in use
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class Position(msgspec.Struct, frozen=True, kw_only=True):
     """Steps whose gradients this worker has reduced, and sums it has taken besides."""
 
     begun: bool = False  # it has the state of a run

@@ -9,8 +9,8 @@ below 2**24: single precision holds them exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 
@@ -20,8 +20,7 @@ MOST_SAMPLES = 2**24
 REPORT = 7  # samples, compute_s, wait_s, free_cpu, free_memory, weight, grad_squared_norm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank measured, before it has a worker's name."""
 
     samples: int
@@ -45,8 +44,7 @@ class Report:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlan:
+class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Shares by rank, valid from a step on, and what the learning rate is multiplied by."""
 
     from_step: int

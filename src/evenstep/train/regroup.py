@@ -11,11 +11,11 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import Store
 
