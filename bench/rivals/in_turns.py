@@ -28,7 +28,8 @@ def main() -> None:
     with evenstep.join(policy="uniform") as session:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         model, optimizer = session.prepare(model, optimizer)
-        loader = session.loader(samples("cnn"), batch=args.batch)
+        # As many as Fashion-MNIST has: an epoch of ten steps would measure how epochs end.
+        loader = session.loader(samples("cnn", 60_000), batch=args.batch)
         turn, begun_s = -1, 0.0
         for _ in session.epochs(1_000_000):
             for x, y in loader:
