@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from evenstep.emulate import Quota
@@ -51,10 +52,12 @@ class Crew:
 
     def limit(self, cores: Sequence[float]) -> None:
         """Give the ranks so many cores from now on, whatever else the machine does."""
-        for rank, own in zip(self._ranks, cores, strict=True):
+        for rank, own, cpu in zip(self._ranks, cores, places(cores), strict=True):
             quota = self._last.enter_context(Quota(math.inf, firm=True))
             quota.add(rank.pid)
             quota.set(own)
+            for thread in Path(f"/proc/{rank.pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {cpu})
 
     def tell(self, *lines: object) -> list[Any]:
         """Say a line to each rank, or one to all; what they answer when they are through."""
@@ -63,6 +66,20 @@ class Crew:
             rank.stdin.write(f"{lines[i if len(lines) > 1 else 0]}\n")
             rank.stdin.flush()
         return [_answer(rank) for rank in self._ranks]
+
+
+def places(cores: Sequence[float]) -> list[int]:
+    """A CPU for each rank, the largest first and where most is left.
+
+    The kernel moves them about, now and then the one that needs a whole CPU beside another: then
+    that one has not what its quota says.
+    """
+    taken = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0.0)
+    chosen = [0] * len(cores)
+    for rank in sorted(range(len(cores)), key=lambda rank: -cores[rank]):
+        chosen[rank] = min(taken, key=lambda cpu: taken[cpu])
+        taken[chosen[rank]] += cores[rank]
+    return chosen
 
 
 def _answer(rank: subprocess.Popen[str]) -> Any:

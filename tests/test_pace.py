@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean, pstdev
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.pace import FRESH_STEPS, LONGEST, NOTICED, PART, SAVED_S, Pace
+from evenstep.pace import FRESH_STEPS, LONGEST, NOTICED, PART, SAVED_S, Means, Pace
 from evenstep.types import SHORTEST_S
 
 ROUNDING_S = 1e-9
@@ -174,3 +175,45 @@ def test_who_works_alone_never_waits_for_anyone() -> None:
     run(pace, [Step(1.0, [1.0], 0.01, False)] * FRESH_STEPS)
     sizes = [0.1, 5.0, 0.0, 1.0]  # nothing to notice, whatever it takes
     assert not any(pace.wants(FRESH_STEPS + i * 0.1, [size]) for i, size in enumerate(sizes))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([(), (3,), (1, 2), (2, 1)]),  # samples
+            st.lists(st.floats(0.0, 10.0), min_size=1, max_size=4),  # seconds a sample, by step
+            st.booleans(),  # something new
+            st.booleans(),  # somebody was asked about it
+        ),
+        max_size=30,
+    )
+)
+def test_means_are_of_like_steps_since_somebody_was_asked(
+    history: list[tuple[tuple[int, ...], list[float], bool, bool]],
+) -> None:
+    means, like, before = Means(), list[float](), tuple[int, ...]()
+    for samples, steps_s, anew, asked in history:
+        given = [fmean(steps_s) * n for n in samples], [pstdev(steps_s) * n for n in samples]
+        means.add(samples, *given, anew=anew, num=len(steps_s))
+        if anew or samples != before:
+            like.clear()
+        like, before = [*like, *steps_s], samples
+        if asked:
+            told = means.take()
+            assert [mean_s for mean_s, _ in told] == pytest.approx(
+                [fmean(like) * n for n in samples]
+            )
+            spread = [pstdev(like) * n for n in samples]
+            assert [s for _, s in told] == pytest.approx(spread, abs=1e-6)
+            like.clear()
+
+
+def test_a_step_is_lively_that_shows_something_new_or_follows_on_it() -> None:
+    pace = Pace()
+    run(pace, calm(50, 1.0))
+    assert not pace.lively
+    for i, idle in enumerate([0.3] + [0.0] * FRESH_STEPS):
+        pace.wants(51.0 + i, with_idle(idle))
+        assert pace.lively
+    pace.wants(60.0, with_idle(0.0))
+    assert not pace.lively

@@ -36,6 +36,7 @@ class Pace:
         self._usual: float | None = None  # part of a step lost to waiting
         self._varies = 0.0
         self._fresh = FRESH_STEPS
+        self.lively = True  # the last step showed something new, or is one of a few to watch
 
     def wants(self, now_s: float, compute_s: Sequence[float], *, num: int = 1) -> bool:
         """Whether to decide on a step in which the workers computed for so long.
@@ -56,9 +57,9 @@ class Pace:
         noticed = beyond > max(NOTICED, UNLIKELY * self._varies)
         self._usual += MEMORY * beyond
         self._varies += MEMORY * (abs(beyond) - self._varies)
-        lively = noticed or self._fresh > 0
+        self.lively = noticed or self._fresh > 0
         self._fresh = FRESH_STEPS if noticed else max(0, self._fresh - 1)
-        return self._left_s > 0 and (lively or self._trained_s >= self._calm_until_s)
+        return self._left_s > 0 and (self.lively or self._trained_s >= self._calm_until_s)
 
     def decided(self, took_s: float, *, moved: bool) -> None:
         """A decision was made: what it took, and whether it made a new plan."""
@@ -68,6 +69,47 @@ class Pace:
         if moved:
             self._fresh = FRESH_STEPS
             self._usual = None
+
+
+class Means:
+    """What workers computed for on average, since the last step that somebody was asked about.
+
+    Where steps scatter, one of them says little, and of those in between nobody would hear. Only
+    steps of the same samples are alike.
+    """
+
+    def __init__(self) -> None:
+        self._samples: list[int] = []
+        self._num = 0
+        self._sums: list[float] = []
+        self._squares: list[float] = []
+
+    def add(
+        self,
+        samples: Sequence[int],
+        compute_s: Sequence[float],
+        spread_s: Sequence[float] = (),
+        *,
+        anew: bool,
+        num: int = 1,
+    ) -> None:
+        """A step; or `num` of them by their means and spreads. `anew`: forget those before."""
+        if anew or self._samples != list(samples) or not self._num:
+            self._samples, self._num = list(samples), 0
+            self._sums, self._squares = [0.0] * len(samples), [0.0] * len(samples)
+        for i, mean_s in enumerate(compute_s):
+            within = spread_s[i] if spread_s else 0.0
+            self._sums[i] += num * mean_s
+            self._squares[i] += num * (mean_s * mean_s + within * within)
+        self._num += num
+
+    def take(self) -> list[tuple[float, float]]:
+        """The mean of each worker and its standard deviation, once."""
+        means = [total / self._num for total in self._sums]
+        squares = [total / self._num for total in self._squares]
+        self._num = 0
+        spreads = (math.sqrt(max(0.0, b - a * a)) for a, b in zip(means, squares, strict=True))
+        return list(zip(means, spreads, strict=True))
 
 
 class Tally:

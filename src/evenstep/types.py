@@ -74,6 +74,7 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     free_cpu: float = 1.0  # of this worker's cores, 0 to 1, as the next step begins
     free_memory: float = 1.0  # of its memory, 0 to 1, as the next step begins
     grad_squared_norm: float = 0.0  # of its own mean gradient, before reduction; 0: not measured
+    spread_s: float = 0.0  # standard deviation of the steps that compute_s is the mean of
 
     def __post_init__(self) -> None:
         # One condition for the good case: a thousand workers make a thousand of these a step.
@@ -84,6 +85,7 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
             and 0 <= self.free_cpu <= 1
             and 0 <= self.free_memory <= 1
             and self.grad_squared_norm >= 0
+            and 0 <= self.spread_s < inf
             and (self.compute_s > 0 or self.samples == 0)
         ):
             self._refuse()
@@ -96,7 +98,7 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise InvalidInputError(f"{of}: {name}", f"is a part, 0 to 1, got {value}")
-        for name in ("compute_s", "wait_s", "grad_squared_norm"):
+        for name in ("compute_s", "wait_s", "grad_squared_norm", "spread_s"):
             value = getattr(self, name)
             if not 0 <= value < inf:
                 raise InvalidInputError(
@@ -315,6 +317,7 @@ class Outcome:
     samples: IntArray
     compute_s: FloatArray
     forecast_samples_per_s: FloatArray
+    spread_s: FloatArray | float = 0.0  # of the steps that compute_s is the mean of
 
     @classmethod
     def of(cls, event: StepDone, fleet: Fleet) -> Outcome:
@@ -324,6 +327,7 @@ class Outcome:
         # One row more than there are reports: where a worker has none, index -1 finds the blank.
         samples = np.array([r.samples for r in event.reports] + [0], dtype=np.int64)[at]
         compute_s = np.array([r.compute_s for r in event.reports] + [np.nan])[at]
+        spread_s = np.array([r.spread_s for r in event.reports] + [0.0])[at]
         told = event.forecasts or (None,) * len(event.reports)
         forecast = np.array([np.nan if f is None else f for f in (*told, None)])[at]
         # Between a nanosecond and thirty years a ratio of times can be squared and summed safely.
@@ -334,4 +338,5 @@ class Outcome:
             samples=samples,
             compute_s=np.where(samples > 0, compute_s, np.nan),
             forecast_samples_per_s=forecast,
+            spread_s=np.minimum(spread_s, compute_s),
         )

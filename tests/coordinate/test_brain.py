@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -29,9 +30,9 @@ def brain(tmp_path: Path) -> Iterator[Brain]:
     made.close()
 
 
-def step(brain: Brain, number: int, generation: int = 1) -> None:
-    reports = (StepReport("a", 32, 0.1), StepReport("b", 32, 0.1))
-    done = StepDone(step=number, generation=generation, seconds=0.1, reports=reports[:2])
+def step(brain: Brain, number: int, compute_s: float = 0.1) -> None:
+    reports = (StepReport("a", 32, compute_s), StepReport("b", 32, 0.1))
+    done = StepDone(step=number, generation=1, seconds=0.1, reports=reports)
     brain.step(0.1 * number, done)
 
 
@@ -65,3 +66,16 @@ def test_steps_of_another_roster_count_as_samples_only(brain: Brain, tmp_path: P
     first = told(tmp_path)[before]
     assert first.quiet.num <= first.step - 100
     assert brain.cluster.samples == 64 * (told(tmp_path)[-1].step + 1)
+
+
+def test_a_calm_step_is_decided_on_by_the_means_of_those_since_the_last(
+    brain: Brain, tmp_path: Path
+) -> None:
+    noise = [0.1 + 0.0001 * (number % 7) for number in range(300)]
+    for number, seconds in enumerate(noise):
+        step(brain, number, compute_s=seconds)
+    events = told(tmp_path)
+    assert max(event.quiet.num for event in events) > 5
+    for event in events:
+        mean_s = fmean(noise[event.step - event.quiet.num : event.step + 1])
+        assert [r.compute_s for r in event.reports] == pytest.approx([mean_s, 0.1])

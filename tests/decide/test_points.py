@@ -11,8 +11,10 @@ from evenstep.types import Fleet, FloatArray, Outcome, Worker
 FLEET = Fleet.of([Worker(id="w")], batch=100)
 
 
-def learned(*times: tuple[int, float], points: Points | None = None) -> Points:
-    """The points of one worker after these (share, seconds)."""
+def learned(
+    *times: tuple[int, float], points: Points | None = None, spread_s: float = 0.0
+) -> Points:
+    """The points of one worker after these (share, seconds), or means of steps that scatter."""
     points = points or reseat(blank(0.03), FLEET, 0.03)
     for step, (share, seconds) in enumerate(times):
         outcome = Outcome(
@@ -20,6 +22,7 @@ def learned(*times: tuple[int, float], points: Points | None = None) -> Points:
             samples=np.array([share]),
             compute_s=np.array([seconds if share else np.nan]),
             forecast_samples_per_s=np.array([np.nan]),
+            spread_s=np.array([spread_s]),
         )
         points = learn(points, lend(points, FLEET, 100).curves(0.1), outcome)
     return points
@@ -46,6 +49,13 @@ def test_a_change_at_a_known_share_rescales_every_point() -> None:
     assert seconds_at(points, 8) == pytest.approx(6.0, rel=1e-3)
     assert seconds_at(points, 4) == pytest.approx(3.0, rel=1e-3)
     assert points.jump[0] == pytest.approx(np.log(3), rel=1e-3)
+
+
+def test_a_single_step_is_judged_by_the_scatter_of_those_that_were_told_by_their_means() -> None:
+    scattered = learned(*[(8, 1.0)] * 20, spread_s=0.1)
+    assert learned((8, 1.3), points=scattered).jump[0] == 0
+    even = learned(*[(8, 1.0)] * 20)
+    assert learned((8, 1.3), points=even).jump[0] > 0
 
 
 def test_a_change_beyond_what_a_new_share_could_explain_is_one_too() -> None:

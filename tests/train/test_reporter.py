@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,6 +79,19 @@ def test_a_change_is_told_at_once() -> None:
     run.told.clear()
     run.train(2, [EVEN] * 100 + [UNEVEN] * 10)
     assert {400 + 100 + i for i in range(FRESH_STEPS)} <= {m.step for m in run.told}
+
+
+def test_a_calm_step_is_told_with_the_mean_of_those_since_the_last_a_new_one_by_itself() -> None:
+    run = Run()
+    noise = [(STEP_S, STEP_S * (0.99 + 0.0001 * (i % 100))) for i in range(500)]
+    run.train(1, [*noise, UNEVEN])
+    for message in run.told[FRESH_STEPS:-1]:
+        since = noise[message.step - message.quiet.num : message.step + 1]
+        means = [fmean(column) for column in zip(*since, strict=True)]
+        assert [r.compute_s for r in message.reports] == pytest.approx(means)
+    assert max(m.quiet.num for m in run.told) > 10
+    last = run.told[-1]
+    assert (last.step, [r.compute_s for r in last.reports]) == (500, list(UNEVEN))
 
 
 times = st.sampled_from([EVEN, UNEVEN, (0.5 * STEP_S, STEP_S)])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from evenstep.config import Settings
 from evenstep.decide.cluster import Cluster
@@ -15,9 +15,9 @@ from evenstep.engine import Engine
 from evenstep.errors import ConfigError, JournalError
 from evenstep.journal import Journal, read
 from evenstep.messages import ALIKE, Ready
-from evenstep.pace import Pace, Tally
+from evenstep.pace import Means, Pace, Tally
 from evenstep.strict import build, override
-from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, WorkerId
+from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, StepReport, WorkerId
 
 log = logging.getLogger("evenstep")
 
@@ -32,7 +32,7 @@ class Brain:
         self._engine, self._facts, self._timer = engine, facts, timer
         self._pace = Pace()
         self._balances = True
-        self._tally = Tally()
+        self._means, self._tally = Means(), Tally()
 
     @classmethod
     def begin(
@@ -102,12 +102,22 @@ class Brain:
         """Decide on a step if it is worth it. A mistake here ends balancing, not training."""
         if not self._balances:
             return ()
-        compute_s = [r.compute_s for r in done.reports]
-        if not self._pace.wants(at_s, compute_s, num=done.steps.num):
+        compute_s, spread_s = (
+            [r.compute_s for r in done.reports],
+            [r.spread_s for r in done.reports],
+        )
+        num, samples = done.steps.num, [r.samples for r in done.reports]
+        wanted = self._pace.wants(at_s, compute_s, num=num)
+        self._means.add(samples, compute_s, spread_s, anew=self._pace.lively, num=num)
+        if not wanted:
             self._tally.add(done.generation, done.steps)
             return ()
         self._tally.add(done.generation, done.quiet)
-        done = msgspec.structs.replace(done, quiet=self._tally.take(done.generation))
+        done = replace(
+            done,
+            reports=tuple(map(_computing, done.reports, self._means.take())),
+            quiet=self._tally.take(done.generation),
+        )
         try:
             return self.handle(at_s, done)
         except Exception:
@@ -139,3 +149,7 @@ def settings_of(ready: Ready, sets: Sequence[str]) -> Settings:
         if getattr(settings.batch, name) != value:
             raise ConfigError(f"batch.{name}", f"is the script's own, {value}: set it there")
     return settings
+
+
+def _computing(report: StepReport, usual: tuple[float, float]) -> StepReport:
+    return replace(report, compute_s=usual[0], spread_s=usual[1])

@@ -238,7 +238,9 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
     calm = near & ~surprise
     steady = np.where(changed, 0.0, points.steady) + seen
     rate = np.maximum(1.0 / (points.steady + 2.0), 0.05)
-    noise = points.noise + np.where(calm, rate * (error**2 - points.noise), 0.0)
+    # Of a mean the step's own scatter is told along with it: the next step may be told by itself.
+    scatter = error**2 + np.where(calm, outcome.spread_s / took_s, 0.0) ** 2
+    noise = points.noise + np.where(calm, rate * (scatter - points.noise), 0.0)
     bias = points.bias + np.where(calm, DRIFT_RATE * (error - points.bias), 0.0)
     spread = points.spread + np.where(calm, DRIFT_RATE * (np.abs(error) - points.spread), 0.0)
 

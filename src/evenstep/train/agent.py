@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from evenstep.engine import Engine
-from evenstep.pace import Pace
+from evenstep.pace import Means, Pace
 from evenstep.train.pulse import RankPlan, Report
 from evenstep.types import Joined, Pause, Plan, StepDone, Worker
 
@@ -19,7 +19,7 @@ class Agent:
     def __init__(self, engine: Engine, workers: Sequence[Worker]) -> None:
         self._engine = engine
         self._ids = [w.id for w in workers]
-        self._pace = Pace()
+        self._pace, self._means = Pace(), Means()
         self._inbox: queue.SimpleQueue[tuple[float, StepDone] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._newest: Plan | None = None
@@ -38,10 +38,13 @@ class Agent:
         grad_squared_norm: float = 0.0,
     ) -> None:
         """Hand over what a step measured, by rank, if it is worth a decision."""
+        compute_s = [r.compute_s for r in reports]
         with self._lock:
-            if not self._pace.wants(at_s, [r.compute_s for r in reports]):
-                return
-        rows = (r.of(worker) for worker, r in zip(self._ids, reports, strict=True))
+            wanted, lively = self._pace.wants(at_s, compute_s), self._pace.lively
+        self._means.add([r.samples for r in reports], compute_s, anew=lively)
+        if not wanted:
+            return
+        rows = map(Report.of, reports, self._ids, *zip(*self._means.take(), strict=True))
         generation = self._engine.cluster.generation
         done = StepDone(
             step=step,

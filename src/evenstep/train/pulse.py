@@ -31,16 +31,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     weight: float  # what this rank's mean counts for: samples, or tokens
     grad_squared_norm: float = 0.0  # of its own mean gradient; 0: not measured
 
-    def of(self, worker: WorkerId) -> StepReport:
-        """The report of a worker by name."""
+    def of(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
+        """The report of a worker by name, with what it computed for in some steps like this."""
         return StepReport(
             worker=worker,
             samples=self.samples,
-            compute_s=self.compute_s,
+            compute_s=compute_s,
             wait_s=self.wait_s,
             free_cpu=self.free_cpu,
             free_memory=self.free_memory,
             grad_squared_norm=self.grad_squared_norm,
+            spread_s=spread_s,
         )
 
 

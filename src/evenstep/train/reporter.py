@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from evenstep.messages import Generation, Stepped
-from evenstep.pace import Pace, Tally
+from evenstep.pace import Means, Pace, Tally
 from evenstep.train.pulse import Report
 from evenstep.types import Steps
 
@@ -23,7 +23,7 @@ class Reporter:
         self, tell: Callable[[Stepped], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._tell, self._clock = tell, clock
-        self._pace, self._tally = Pace(), Tally()
+        self._pace, self._means, self._tally = Pace(), Means(), Tally()
 
     def look_closely(self) -> None:
         """The roster or the shares have changed: tell of the next few steps in any case."""
@@ -42,11 +42,13 @@ class Reporter:
 
         `position`: samples of the job that the run has walked through with it.
         """
-        if not self._pace.wants(self._clock(), [r.compute_s for r in reports]):
-            samples = sum(r.samples for r in reports)
-            self._tally.add(by.number, Steps(num=1, seconds=seconds, samples=samples))
+        compute_s, samples = [r.compute_s for r in reports], [r.samples for r in reports]
+        wanted = self._pace.wants(self._clock(), compute_s)
+        self._means.add(samples, compute_s, anew=self._pace.lively)
+        if not wanted:
+            self._tally.add(by.number, Steps(num=1, seconds=seconds, samples=sum(samples)))
             return
-        rows = tuple(r.of(worker) for worker, r in zip(by.roster, reports, strict=True))
+        rows = tuple(map(Report.of, reports, by.roster, *zip(*self._means.take(), strict=True)))
         self._tell(
             Stepped(
                 generation=by.number,

@@ -1,0 +1,40 @@
+"""The brain in a thread of the leader: what it hears of steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from evenstep.config import Settings
+from evenstep.engine import Engine
+from evenstep.journal import Journal, read
+from evenstep.strict import build
+from evenstep.train.agent import Agent
+from evenstep.train.pulse import Report
+from evenstep.types import StepDone, Worker
+
+
+def report(compute_s: float) -> Report:
+    return Report(
+        samples=32, compute_s=compute_s, wait_s=0.0, free_cpu=1.0, free_memory=1.0, weight=32.0
+    )
+
+
+def test_it_hears_of_every_calm_step_by_their_means(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    settings = build(Settings, {"policy": "uniform", "batch": {"size": 64}, "workers": {"min": 2}})
+    engine = Engine(settings)
+    engine.journal = Journal.create(path, settings)
+    agent = Agent(engine, [Worker(id="a"), Worker(id="b")])
+    noise = [0.01 + 0.00001 * (step % 7) for step in range(2000)]
+    for step, compute_s in enumerate(noise):
+        agent.report(0.01 * step, step, 0.01, [report(compute_s), report(0.01)])
+    agent.close()
+    told = [record.event for record in read(path)[1] if isinstance(record.event, StepDone)]
+    steps = [event.step for event in told]
+    assert len(steps) < len(noise)
+    for before, event in zip([-1, *steps], told, strict=False):
+        mean_s = fmean(noise[before + 1 : event.step + 1])
+        assert [r.compute_s for r in event.reports] == pytest.approx([mean_s, 0.01])
