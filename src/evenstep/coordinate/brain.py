@@ -102,28 +102,26 @@ class Brain:
         """Decide on a step if it is worth it. A mistake here ends balancing, not training."""
         if not self._balances:
             return ()
-        compute_s, spread_s = (
-            [r.compute_s for r in done.reports],
-            [r.spread_s for r in done.reports],
-        )
+        try:
+            return self._step(at_s, done)
+        except Exception:
+            log.exception("the balancer has stopped, shares stay")
+            self._balances = False
+            return ()
+
+    def _step(self, at_s: float, done: StepDone) -> tuple[AnyAction, ...]:
         num, samples = done.steps.num, [r.samples for r in done.reports]
+        compute_s = [r.compute_s for r in done.reports]
+        spread_s = [r.spread_s for r in done.reports]
         wanted = self._pace.wants(at_s, compute_s, num=num)
         self._means.add(samples, compute_s, spread_s, anew=self._pace.lively, num=num)
         if not wanted:
             self._tally.add(done.generation, done.steps)
             return ()
         self._tally.add(done.generation, done.quiet)
-        done = replace(
-            done,
-            reports=tuple(map(_computing, done.reports, self._means.take())),
-            quiet=self._tally.take(done.generation),
-        )
-        try:
-            return self.handle(at_s, done)
-        except Exception:
-            log.exception("the balancer has stopped, shares stay")
-            self._balances = False
-            return ()
+        rows = tuple(map(_computing, done.reports, self._means.take()))
+        quiet = self._tally.take(done.generation)
+        return self.handle(at_s, replace(done, reports=rows, quiet=quiet))
 
     def close(self) -> None:
         """End the journal."""
