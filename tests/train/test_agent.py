@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -10,6 +11,7 @@ import pytest
 from evenstep.config import Settings
 from evenstep.engine import Engine
 from evenstep.journal import Journal, read
+from evenstep.pace import FRESH_STEPS
 from evenstep.strict import build
 from evenstep.train.agent import Agent
 from evenstep.train.pulse import Report
@@ -33,8 +35,9 @@ def test_it_hears_of_every_calm_step_by_their_means(tmp_path: Path) -> None:
         agent.report(0.01 * step, step, 0.01, [report(compute_s), report(0.01)])
     agent.close()
     told = [record.event for record in read(path)[1] if isinstance(record.event, StepDone)]
-    steps = [event.step for event in told]
-    assert len(steps) < len(noise)
-    for before, event in zip([-1, *steps], told, strict=False):
+    # The first few are told by themselves, unless the machine is too busy to decide on them.
+    calm = [(a.step, b) for a, b in pairwise(told) if a.step >= FRESH_STEPS]
+    assert any(event.step > before + 1 for before, event in calm)
+    for before, event in calm:
         mean_s = fmean(noise[before + 1 : event.step + 1])
         assert [r.compute_s for r in event.reports] == pytest.approx([mean_s, 0.01])
