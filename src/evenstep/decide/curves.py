@@ -78,7 +78,7 @@ class FlatLinear:
             exact = (deadline_s - self.fixed_s) / self.per_sample_s
         # 0/0: a worker whose samples are free and whose fixed cost just fits.
         exact = np.where(np.isnan(exact), float(MOST), exact)
-        share = np.clip(np.floor(exact), 0, float(MOST)).astype(np.int64)
+        share = np.minimum(np.maximum(np.floor(exact), 0.0), float(MOST)).astype(np.int64)
         # Division rounds; `seconds` is the truth, one sample either way.
         share += self.seconds(np.minimum(share + 1, MOST)) <= deadline_s
         share = np.minimum(share, MOST)

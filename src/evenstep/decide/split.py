@@ -25,8 +25,8 @@ def split(curves: Curves, batch: int, lower: IntArray, upper: IntArray) -> IntAr
     check_bounds(batch, lower, upper)
     # Equal shares, as far as the bounds allow, are one way to finish; no time at all is too little.
     low_s, high_s = 0.0, float(curves.seconds(water_fill(batch, lower, upper)).max())
-    low = np.clip(curves.within(low_s), lower, upper)
-    high = np.clip(curves.within(high_s), lower, upper)
+    low = _between(curves.within(low_s), lower, upper)
+    high = _between(curves.within(high_s), lower, upper)
     if int(low.sum()) >= batch:
         return water_fill(batch, lower, low)
     turn = 0
@@ -42,7 +42,7 @@ def split(curves: Curves, batch: int, lower: IntArray, upper: IntArray) -> IntAr
             if soon[0] >= high_s:
                 return water_fill(batch, low, high)  # all that is left finishes at once
             middle_s = float(soon[soon < high_s][np.count_nonzero(soon < high_s) // 2])
-        middle = np.clip(curves.within(middle_s), lower, upper)
+        middle = _between(curves.within(middle_s), lower, upper)
         surplus = int(middle.sum()) - batch
         if surplus < 0:
             low_s, low = middle_s, middle
@@ -87,13 +87,21 @@ def water_fill(batch: int, low: IntArray, high: IntArray) -> IntArray:
     """The most even shares between the bounds that add up to the batch."""
     # Everyone stands at the water level or at a bound: find the highest level that does not spill.
     bottom, top = int(low.min()), int(high.max())
+    fair = batch // len(low)
+    if (low <= fair).all() and (fair < high).all():
+        bottom = top = fair  # no bound is in the way
     while bottom < top:
         level = (bottom + top + 1) // 2
-        if int(np.clip(level, low, high).sum()) <= batch:
+        if int(_between(level, low, high).sum()) <= batch:
             bottom = level
         else:
             top = level - 1
-    shares: IntArray = np.clip(bottom, low, high)
+    shares: IntArray = _between(bottom, low, high)
     thirsty = np.flatnonzero((shares == bottom) & (shares < high))
     shares[thirsty[: batch - int(shares.sum())]] += 1
     return shares
+
+
+def _between(shares: IntArray | int, low: IntArray, high: IntArray) -> IntArray:
+    """`np.clip`, which takes three times as long for the few numbers that there mostly are."""
+    return np.minimum(np.maximum(shares, low), high)

@@ -56,7 +56,7 @@ class Change(Rows):
         col = self._columns
         seen = ~np.isnan(measured)
         learns = seen & (col["count"] > 0)
-        look = self._look(lines)
+        look = self._looked(lines)
         step = np.log(measured) - np.log(col["last"])
         error = step - self._within_reason(look.change)
         correct(look.blocks, look.slopes, error, col["noise"], learns)
@@ -79,11 +79,20 @@ class Change(Rows):
         for name, new in (told | look.after).items():
             kept[name] = np.where(seen, new, col[name])
         col.update(kept)
+        self._table.looked = None
 
     def forecast(self, outlook: FloatArray) -> FloatArray:
-        change = self._look(self._outlook(outlook)).change
+        change = self._looked(self._outlook(outlook)).change
         forecast: FloatArray = self._columns["last"] * np.exp(self._within_reason(change))
         return forecast
+
+    def _looked(self, outlook: FloatArray) -> Look:
+        """What the coming step should bring, worked out once: to forecast, to compare, to learn."""
+        table, key = self._table, outlook.tobytes()
+        if table.looked is None or table.looked[0] != key:
+            table.looked = key, self._look(outlook)
+        look: Look = table.looked[1]
+        return look
 
     def _within_reason(self, change: FloatArray) -> FloatArray:
         low, high, last = (np.log(self._columns[name]) for name in ("low", "high", "last"))

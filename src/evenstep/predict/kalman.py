@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from math import prod
 
 import numpy as np
@@ -36,7 +35,10 @@ def dot(a: FloatArray, b: FloatArray) -> FloatArray:
 
     Always in the same order: NumPy's own sums would round differently for a roster of one.
     """
-    total: FloatArray = reduce(np.add, (x * y for x, y in zip(a, b, strict=True)))
+    products = a * b.reshape(len(b), *(1,) * (a.ndim - b.ndim), *b.shape[1:])
+    total: FloatArray = products[0]
+    for product in products[1:]:
+        total = total + product
     return total
 
 
@@ -71,8 +73,8 @@ def correct(
     forgotten = np.where(learns, FORGETTING, 0.0)
     for block, r in zip(blocks, reach, strict=True):
         block.weights[...] += r * gain
-        learned = r * known
-        for i, variance in enumerate(block.prior):
-            row = block.covariance[i]
-            row -= r[i] * learned
-            row[i] += forgotten * (variance - row[i])
+        covariance, own = block.covariance, np.arange(len(r))
+        covariance -= r[:, None] * (r * known)
+        variance = covariance[own, own]
+        prior = block.prior.reshape(-1, *(1,) * (r.ndim - 1))
+        covariance[own, own] = variance + forgotten * (prior - variance)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 from zlib import crc32
 
@@ -77,7 +78,7 @@ class Net(Change):
     def _num_inputs(self) -> int:
         return 3 * self._delays + self.width * self.recurrent + 1
 
-    @property
+    @cached_property
     def _outer_prior(self) -> FloatArray:
         lags = np.repeat(LAG ** np.arange(self._delays), 2)
         return np.concatenate(

@@ -25,6 +25,7 @@ class Table:
 
     workers: tuple[WorkerId, ...] = ()
     columns: Columns = field(default_factory=dict)
+    looked: tuple[bytes, Any] | None = None  # an outlook, and what was made of it since learning
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +60,7 @@ class Rows(ABC):
             if stay:
                 column[..., stay] = self._columns[name][..., source]
             columns[name] = column
-        self._table.workers, self._table.columns = roster, columns
+        self._begin(roster, columns)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of all that was learned, as plain arrays."""
@@ -81,7 +82,11 @@ class Rows(ABC):
                     "load it with the settings it was saved with",
                 )
             columns[name] = np.array(state[name], dtype=np.float64)
-        self._table.workers, self._table.columns = workers, columns
+        self._begin(workers, columns)
+
+    def _begin(self, workers: tuple[WorkerId, ...], columns: Columns) -> None:
+        table = self._table
+        table.workers, table.columns, table.looked = workers, columns, None
 
     def _outlook(self, outlook: FloatArray) -> FloatArray:
         """`outlook` as one line per resource, or an error that names the shape it should have."""
