@@ -35,6 +35,7 @@ from evenstep.types import Worker
 log = logging.getLogger("evenstep")
 
 TIMEOUT_S = 600.0
+ASK_S = 0.25  # of a wait for peers, before the store is asked for word of one: rank 0 has to answer
 
 
 class FixedSession(Session):
@@ -174,6 +175,7 @@ class FixedSession(Session):
             device=device,
             address=self._address,
             check=lambda _: self._meeting.check_failure(),
+            slice_s=ASK_S,
         )
         self._groups.append(group)
         return group

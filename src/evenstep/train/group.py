@@ -40,7 +40,7 @@ from evenstep.errors import EvenstepError
 log = logging.getLogger("evenstep")
 
 CPU = torch.device("cpu")
-SLICE = timedelta(milliseconds=20)
+SLICE_S = 0.02  # of a wait, between two looks at whether there is any use in it
 POLL_S = 0.0002  # between two looks at a sum of NCCL
 FLUSH_S = 60.0  # for a card to get through the sums that the host has left it
 LAST_WORDS_S = 2.0
@@ -112,7 +112,8 @@ class Group:
 
     Sums of one group are matched by the order in which ranks start them; what may start in another
     order gets a group of its own, under another name. A peer that is gone raises PeerLostError, for
-    which its own word is waited for `last_words_s`: `check` may know better.
+    which its own word is waited for `last_words_s`: `check` may know better, and is asked after
+    every `slice_s` of a wait.
     """
 
     def __init__(
@@ -128,10 +129,12 @@ class Group:
         device: torch.device = CPU,
         address: str = "",
         check: Check = lambda _: None,
+        slice_s: float = SLICE_S,
         last_words_s: float = LAST_WORDS_S,
     ) -> None:
         self.generation, self.rank, self.world = generation, rank, world
         self.device, self._check, self._last_words_s = device, check, last_words_s
+        self._slice = timedelta(seconds=slice_s)
         self._backend: Any = None
         self._left: Callable[[], Any] = lambda: None  # of it, for whoever waits for its end
         self._newest: Work | None = None  # sum of NCCL's, which does them in order
@@ -172,7 +175,7 @@ class Group:
         begun_s = time.monotonic()
         while True:
             try:
-                work.wait(SLICE)
+                work.wait(self._slice)
                 return
             except RuntimeError as e:
                 self._check(time.monotonic() - begun_s)
@@ -195,7 +198,7 @@ class Group:
         begun_s = asked_s = time.monotonic()
         while not work.is_completed():
             now_s = time.monotonic()
-            if now_s - asked_s >= SLICE.total_seconds():
+            if now_s - asked_s >= self._slice.total_seconds():
                 asked_s = now_s
                 try:
                     self._check(now_s - begun_s)
@@ -285,7 +288,7 @@ def patiently(make: Callable[[], T], check: Check) -> T:
     begun_s = time.monotonic()
     while True:
         try:
-            found = made.get(timeout=SLICE.total_seconds())
+            found = made.get(timeout=SLICE_S)
         except Empty:
             check(time.monotonic() - begun_s)
             continue

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import psutil
 import torch
 
+from evenstep.pace import PART
+
 LEAST_S = 1e-9
 
 
@@ -149,9 +151,13 @@ class Outlook:
         me = psutil.Process()
         cores = psutil.cpu_count() or 1
         psutil.cpu_percent(None), me.cpu_percent(None)
-        while not self._done.wait(every_s):
+        wait_s = every_s
+        while not self._done.wait(wait_s):
+            begun_s = time.monotonic()
             # What others leave: this worker's own use is free to it.
             used = psutil.cpu_percent(None) / 100 - me.cpu_percent(None) / 100 / cores
             self.free_cpu = min(1.0, max(0.0, 1.0 - used))
             memory = psutil.virtual_memory()
             self.free_memory = memory.available / memory.total
+            # By the clock, as deciding is: a worker with little CPU looks around less often.
+            wait_s = max(every_s, (time.monotonic() - begun_s) / PART)
