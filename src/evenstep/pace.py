@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from evenstep.types import SHORTEST_S, Steps
 
 PART = 0.005  # of the time, at most, over any longer while
-SAVED_S = 0.2  # of deciding: what may be saved up for livelier times, and is there to begin with
+SAVED_S = 0.5  # of deciding: what may be saved up for livelier times, and is there to begin with
 NOTICED = 0.05  # of a step lost to waiting, beyond what is usual, makes it worth a decision
 UNLIKELY = 4.0  # times what it usually varies by: else noise would use up what is saved
 FRESH_STEPS = 5  # watched closely after each plan

@@ -16,6 +16,7 @@ from typing import ClassVar
 from zlib import crc32
 
 import numpy as np
+from numpy.random import Generator, default_rng  # here and now: it takes longest of a first decision
 
 from evenstep.errors import ConfigError
 from evenstep.predict.change import Change, Look
@@ -62,7 +63,7 @@ class Net(Change):
         inner = np.empty((inputs, self.gates, self.width, size))
         for i, worker in enumerate(workers):
             # By name, not by place: a worker's net is the same in every roster.
-            rng = np.random.default_rng([self.seed, crc32(worker.encode())])
+            rng = default_rng([self.seed, crc32(worker.encode())])
             inner[..., i] = self._first_weights(rng)
         return super()._fresh(workers) | {
             "before": np.concatenate([np.zeros((inputs - 1, size)), np.ones((1, size))]),
@@ -85,7 +86,7 @@ class Net(Change):
             [np.full(self._delays, SURPRISE), DIRECT * lags, np.full(self.width, self.strength)]
         )
 
-    def _first_weights(self, rng: np.random.Generator) -> FloatArray:
+    def _first_weights(self, rng: Generator) -> FloatArray:
         first = rng.normal(scale=SPREAD, size=(self._num_inputs, self.gates, self.width))
         first[: self._delays] = 0  # noise must not shake the layer before it is known to matter
         first[3 * self._delays : -1] *= ECHO / SPREAD / np.sqrt(self.width)
