@@ -38,7 +38,7 @@ def split(curves: Curves, batch: int, lower: IntArray, upper: IntArray) -> IntAr
         middle_s = low_s + (high_s - low_s) * (below / (below + above + 1) if turn < 2 else 0.5)
         if turn == 1 or not low_s < middle_s < high_s:
             # Where curves bend or jump, go by the times at which workers finish one sample more.
-            soon = np.unique(curves.seconds(low + 1)[low < high])
+            soon = np.sort(curves.seconds(low + 1)[low < high])
             if soon[0] >= high_s:
                 return water_fill(batch, low, high)  # all that is left finishes at once
             middle_s = float(soon[soon < high_s][np.count_nonzero(soon < high_s) // 2])

@@ -16,7 +16,7 @@ from typing import ClassVar
 from zlib import crc32
 
 import numpy as np
-from numpy.random import Generator, default_rng  # here and now: it takes longest of a first decision
+from numpy.random import Generator, default_rng
 
 from evenstep.errors import ConfigError
 from evenstep.predict.change import Change, Look
