@@ -22,6 +22,12 @@ SURE = 3.0
 PAYS_WITHIN = 100
 """Steps within which larger shares than ever must have made up for their first step."""
 
+SCALE = 0.6
+"""Of extreme-value noise, for a standard deviation of one."""
+
+MOST_SLACK = 0.5
+"""Log of the largest factor that is left to chance."""
+
 FARTHEST = 7.0
 """Log of the largest change a forecast may tell of: a thousandfold."""
 
@@ -80,7 +86,7 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         foreseen = _foresee(memory.curves, curves, points, outcome)
         memory = Memory(points=points, curves=curves, foreseen=foreseen)
         alike = likeness(points, curves, fleet, _equal_share(outcome))
-        coming = curves.scaled(np.exp(foreseen + alike))
+        coming = curves.scaled(np.exp(foreseen + alike + self._slack(points, curves)))
         reach = _reach(coming, lent, fleet, shares)
         upper = reach if int(reach.sum()) >= batch else fleet.upper
         least = _least(points, fleet, batch)
@@ -114,6 +120,18 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ignored = news(memory.points, memory.curves, outcome).ignored
         slowdown = np.where(ignored, 1.0, outcome.compute_s / expected_s)
         return at / (memory.curves.seconds(at) * slowdown)
+
+    def _slack(self, points: Points, curves: FlatLinear) -> FloatArray:
+        """What is left to chance, for each worker: log of a factor by which it counts as slower.
+
+        Steps scatter, and the last worker of each counts. Shares are best where a sample moved from
+        one worker to another changes nothing on average: where everyone is the last in proportion
+        to its speed. With extreme-value noise, curves that are so much higher meet there.
+        """
+        believed = self.noise**2 / (points.steady + 1.0)  # what is left of it beside the measured
+        noise = np.sqrt(np.maximum(points.noise - believed, 0.0))
+        slower = np.log(curves.per_sample_s / curves.per_sample_s.min())
+        return np.minimum(SCALE * noise * slower, MOST_SLACK)
 
     def _due(
         self, curves: FlatLinear, points: Points, fleet: Fleet, best: IntArray, best_s: float
