@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.pace import FRESH_STEPS, LONGEST, NOTICED, PART, SAVED_S, Means, Pace
+from evenstep.pace import FRESH_STEPS, LONGEST, NOTICED, PART, SAVED_S, SAVED_STEPS, Means, Pace
 from evenstep.types import SHORTEST_S
 
 ROUNDING_S = 1e-9
@@ -36,7 +36,7 @@ steps = st.builds(
     Step,
     after_s=seconds(1.0) | seconds(100.0),
     compute_s=st.lists(seconds(10.0), max_size=5),
-    took_s=seconds(0.005) | seconds(0.5),
+    took_s=seconds(0.005) | seconds(0.5) | seconds(5.0),
     moved=st.booleans(),
 )
 
@@ -64,11 +64,13 @@ def calm(num: int, after_s: float, took_s: float = 0.0, idle: float = 0.0) -> li
 @given(st.lists(steps, max_size=60))
 def test_deciding_takes_no_more_than_its_part_over_any_while(history: list[Step]) -> None:
     decisions = run(Pace(), history)
+    longest_s = max((s for step in history for s in step.compute_s), default=0.0)
+    saved_s = max(SAVED_S, SAVED_STEPS * longest_s)
     for first, (begin_s, _) in enumerate(decisions):
         spent_s = 0.0
         for now_s, took_s in decisions[first:]:
             # The last may be begun with whatever is left; it is paid back before the next.
-            assert spent_s <= SAVED_S + PART * (now_s - begin_s) + ROUNDING_S
+            assert spent_s <= saved_s + PART * (now_s - begin_s) + ROUNDING_S
             spent_s += took_s
 
 
@@ -111,15 +113,17 @@ def test_a_change_is_decided_on_at_once_if_anything_is_left(
 ) -> None:
     pace = Pace()
     # A long calm first, in which what came before is forgotten, but not enough to save all up.
-    left_s, now_s = SAVED_S, 0.0
+    owed_s = now_s = 0.0
     for step in [*history, *calm(60, after_s, 0.001, idle)]:
         longest = max(step.compute_s, default=0.0)
         most_s = LONGEST * longest if longest > SHORTEST_S else math.inf
-        left_s = min(SAVED_S, left_s + PART * min(step.after_s, most_s))
-        left_s -= sum(took_s for _, took_s in run(pace, [step], now_s))
+        owed_s = max(0.0, owed_s - PART * min(step.after_s, most_s))
+        owed_s += sum(took_s for _, took_s in run(pace, [step], now_s))
         now_s += step.after_s
+    changed = with_idle(idle + more)
+    left_s = max(SAVED_S, SAVED_STEPS * max(changed)) - owed_s
     if abs(left_s) > ROUNDING_S:
-        assert pace.wants(now_s, with_idle(idle + more)) == (left_s > 0)
+        assert pace.wants(now_s, changed) == (left_s > 0)
 
 
 @given(

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from evenstep.types import SHORTEST_S, Steps
 
 PART = 0.005  # of the time, at most, over any longer while
-SAVED_S = 0.5  # of deciding: what may be saved up for livelier times, and is there to begin with
+SAVED_S = 0.1  # of deciding: what may be saved up for livelier times, and is there to begin with,
+SAVED_STEPS = 2.0  # or as many steps, if they take longer: to find shares takes some decisions
 NOTICED = 0.05  # of a step lost to waiting, beyond what is usual, makes it worth a decision
 UNLIKELY = 4.0  # times what it usually varies by: else noise would use up what is saved
 FRESH_STEPS = 5  # watched closely after each plan
@@ -29,7 +30,7 @@ class Pace:
     """Tells which steps are worth a decision."""
 
     def __init__(self) -> None:
-        self._left_s = SAVED_S
+        self._owed_s = 0.0  # spent, and not earned yet
         self._trained_s = 0.0
         self._seen_s: float | None = None
         self._calm_until_s = 0.0
@@ -48,7 +49,7 @@ class Pace:
             most_s = LONGEST * num * longest if longest > SHORTEST_S else math.inf
             trained_s = min(now_s - self._seen_s, most_s)
             self._trained_s += trained_s
-            self._left_s = min(SAVED_S, self._left_s + PART * trained_s)
+            self._owed_s = max(0.0, self._owed_s - PART * trained_s)
         self._seen_s = now_s
         idle = 1.0 - sum(compute_s) / (len(compute_s) * longest) if longest > 0 else 0.0
         if self._usual is None:
@@ -59,11 +60,12 @@ class Pace:
         self._varies += MEMORY * (abs(beyond) - self._varies)
         self.lively = noticed or self._fresh > 0
         self._fresh = FRESH_STEPS if noticed else max(0, self._fresh - 1)
-        return self._left_s > 0 and (self.lively or self._trained_s >= self._calm_until_s)
+        is_left = self._owed_s < max(SAVED_S, SAVED_STEPS * longest)
+        return is_left and (self.lively or self._trained_s >= self._calm_until_s)
 
     def decided(self, took_s: float, *, moved: bool) -> None:
         """A decision was made: what it took, and whether it made a new plan."""
-        self._left_s -= took_s
+        self._owed_s += took_s
         # Half of what comes in is kept for livelier times.
         self._calm_until_s = self._trained_s + 2 * took_s / PART
         if moved:

@@ -264,7 +264,7 @@ def learn(points: Points, expected: FlatLinear, outcome: Outcome) -> Points:
         unseen=np.where(seen, 0.0, points.unseen + 1.0),
         most=np.where(measured, np.maximum(points.most, share), points.most),
         fickle=mixed(points.fickle, over=seen & ~surprise, of=seen & (points.held > 0)),
-        held=np.where(measured, step.doubted, points.held),
+        held=np.where(measured, step.ignored, points.held),
         toll=np.where(again, np.maximum(tolled, -error), tolled),
         jump=np.where(changed, error, np.where(seen, 0.0, points.jump)),
     )
