@@ -131,7 +131,7 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         believed = self.noise**2 / (points.steady + 1.0)  # what is left of it beside the measured
         noise = np.sqrt(np.maximum(points.noise - believed, 0.0))
         slower = np.log(curves.per_sample_s / curves.per_sample_s.min())
-        return np.minimum(SCALE * noise * slower, MOST_SLACK)
+        return np.asarray(np.minimum(SCALE * noise * slower, MOST_SLACK))
 
     def _due(
         self, curves: FlatLinear, points: Points, fleet: Fleet, best: IntArray, best_s: float
