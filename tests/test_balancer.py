@@ -163,6 +163,19 @@ def test_any_speeds_leave_the_batch_whole(pace: list[float], batch: int) -> None
     assert sum(balancer.shares().values()) == batch
 
 
+def test_a_decision_imports_nothing() -> None:
+    # Parts of NumPy load when they are first used. While others wait for a step, that is too late.
+    code = (
+        "import sys, evenstep; b = evenstep.Balancer(512, ['a', 'b', 'c'])\n"
+        "before = set(sys.modules)\n"
+        "for step in range(20):\n"
+        "    for i, (worker, share) in enumerate(b.shares().items()):\n"
+        "        b.report(worker, 0.001 + 0.001 * share * (1 + i))\n"
+        "assert not set(sys.modules) - before, set(sys.modules) - before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_torch_is_never_imported() -> None:
     code = (
         "import sys, evenstep; b = evenstep.Balancer(8, ['a', 'b']);"

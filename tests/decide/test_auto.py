@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenstep.decide.batching.auto import Auto
+from evenstep.decide.split import split
 from evenstep.errors import ConfigError
-from evenstep.types import Fleet, FloatArray, Outcome, Worker
+from evenstep.types import Fleet, FloatArray, IntArray, Outcome, Worker
 from tests.decide.cluster_model import drive, line
 
 AUTO = Auto(start="uniform")
@@ -67,6 +68,22 @@ def test_any_starting_shares_lead_to_the_same_place(start: list[int]) -> None:
     )
     # A sample is up to a twentieth of a step here: near enough is one sample off.
     assert np.median(run.achieved[25:]) >= 0.95
+
+
+@pytest.mark.parametrize("slope", [[1.0, 0.25, 0.1], [1.0, 1.0, 0.1], [0.4] * 4 + [0.1] * 4])
+def test_where_steps_scatter_shares_are_better_than_those_of_least_time_without_chance(
+    slope: list[float],
+) -> None:
+    num, batch, noise = len(slope), 3072, 0.06
+    curves = line([2.0] * num, slope)
+    run = drive(AUTO, curves, batch=batch, num_steps=300, noise=noise)
+    luck = np.exp(np.random.default_rng(1).normal(0, noise, (4000, num)))
+
+    def mean_s(shares: IntArray) -> float:
+        return float((curves.seconds(shares) * luck).max(axis=1).mean())
+
+    without = split(curves, batch, np.zeros(num, dtype=np.int64), np.full(num, batch))
+    assert np.mean([mean_s(shares) for shares in run.shares[100:]]) < 0.995 * mean_s(without)
 
 
 def test_equal_workers_with_noise_are_left_alone() -> None:

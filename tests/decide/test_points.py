@@ -85,6 +85,14 @@ def test_the_toll_of_a_larger_share_is_forgotten_where_there_is_none() -> None:
     assert learned((8, 3.0), (8, 1.0)).toll[0] == pytest.approx(np.log(3))
 
 
+def test_who_often_pays_a_toll_is_not_thought_changed_at_once() -> None:
+    before = [*[(8, 1.0)] * 4, (10, 4.0), (10, 1.2), (12, 4.0), (12, 1.4)]
+    points = learned(*before, (8, 2.0))
+    assert points.jump[0] == 0
+    assert learned((8, 2.0), points=points).jump[0] > 0.5  # it lasts
+    assert learned(*before[:4], (8, 2.0)).jump[0] > 0.5
+
+
 def test_drift_is_followed_and_noise_is_not() -> None:
     drift = [(8, 1.0 + 0.01 * i) for i in range(60)]
     assert seconds_at(learned(*drift), 8) == pytest.approx(1.59, rel=0.03)

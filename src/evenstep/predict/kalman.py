@@ -73,8 +73,7 @@ def correct(
     forgotten = np.where(learns, FORGETTING, 0.0)
     for block, r in zip(blocks, reach, strict=True):
         block.weights[...] += r * gain
-        covariance, own = block.covariance, np.arange(len(r))
-        covariance -= r[:, None] * (r * known)
-        variance = covariance[own, own]
-        prior = block.prior.reshape(-1, *(1,) * (r.ndim - 1))
-        covariance[own, own] = variance + forgotten * (prior - variance)
+        block.covariance[...] -= r[:, None] * (r * known)
+        own = np.arange(len(r)), np.arange(len(r))
+        prior, variance = block.prior.reshape(-1, *(1,) * (r.ndim - 1)), block.covariance[own]
+        block.covariance[own] = variance + forgotten * (prior - variance)

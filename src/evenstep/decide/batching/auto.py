@@ -22,11 +22,8 @@ SURE = 3.0
 PAYS_WITHIN = 100
 """Steps within which larger shares than ever must have made up for their first step."""
 
-SCALE = 0.6
-"""Of extreme-value noise, for a standard deviation of one."""
-
-MOST_SLACK = 0.5
-"""Log of the largest factor that is left to chance."""
+SLACK, MOST_SLACK = 0.6, 0.5
+"""Left to chance for each deviation of noise and factor of e in speed; at most, as a log."""
 
 FARTHEST = 7.0
 """Log of the largest change a forecast may tell of: a thousandfold."""
@@ -85,8 +82,9 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         curves = lent.curves(self.fixed_fraction)
         foreseen = _foresee(memory.curves, curves, points, outcome)
         memory = Memory(points=points, curves=curves, foreseen=foreseen)
-        alike = likeness(points, curves, fleet, _equal_share(outcome))
-        coming = curves.scaled(np.exp(foreseen + alike + self._slack(points, curves)))
+        at = _equal_share(outcome)
+        alike = likeness(points, curves, fleet, at)
+        coming = curves.scaled(np.exp(foreseen + alike + self._slack(points, curves.seconds(at))))
         reach = _reach(coming, lent, fleet, shares)
         upper = reach if int(reach.sum()) >= batch else fleet.upper
         least = _least(points, fleet, batch)
@@ -121,17 +119,17 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         slowdown = np.where(ignored, 1.0, outcome.compute_s / expected_s)
         return at / (memory.curves.seconds(at) * slowdown)
 
-    def _slack(self, points: Points, curves: FlatLinear) -> FloatArray:
+    def _slack(self, points: Points, level_s: FloatArray) -> FloatArray:
         """What is left to chance, for each worker: log of a factor by which it counts as slower.
 
         Steps scatter, and the last worker of each counts. Shares are best where a sample moved from
         one worker to another changes nothing on average: where everyone is the last in proportion
-        to its speed. With extreme-value noise, curves that are so much higher meet there.
+        to its speed. For extreme-value noise that is a shift by its scale, times the log of speed.
         """
         believed = self.noise**2 / (points.steady + 1.0)  # what is left of it beside the measured
         noise = np.sqrt(np.maximum(points.noise - believed, 0.0))
-        slower = np.log(curves.per_sample_s / curves.per_sample_s.min())
-        return np.asarray(np.minimum(SCALE * noise * slower, MOST_SLACK))
+        slower = np.log(level_s / level_s.min())
+        return np.asarray(np.minimum(SLACK * noise * slower, MOST_SLACK))
 
     def _due(
         self, curves: FlatLinear, points: Points, fleet: Fleet, best: IntArray, best_s: float
