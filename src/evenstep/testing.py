@@ -130,6 +130,14 @@ class ForecasterContract:
             crowded.learn(speed[step, roster], outlook[step, roster])
             alone.learn(speed[step, [1]], outlook[step, [1]])
 
+    def test_those_who_change_places_keep_their_forecasts(self) -> None:
+        forecaster = self.seated("a", "b")
+        forecasts(forecaster, interference(steps=60, workers=2, seed=7))
+        outlook = np.full((2, 2), 0.5)
+        before = forecaster.forecast(outlook)
+        forecaster.seat(["b", "a"])
+        np.testing.assert_allclose(forecaster.forecast(outlook), before[::-1], rtol=1e-9)
+
     def test_those_who_left_are_forgotten(self) -> None:
         forecaster = self.seated("a", "b")
         forecaster.learn(np.array([3.0, 4.0]), np.ones((2, 2)))
