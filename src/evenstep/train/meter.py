@@ -159,5 +159,5 @@ class Outlook:
             self.free_cpu = min(1.0, max(0.0, 1.0 - used))
             memory = psutil.virtual_memory()
             self.free_memory = memory.available / memory.total
-            # By the clock, as deciding is: a worker with little CPU looks around less often.
+            # By the clock: a worker with little CPU looks around less often.
             wait_s = max(every_s, (time.monotonic() - begun_s) / PART)
