@@ -100,7 +100,7 @@ def _busy_s() -> float:
     """
     try:
         with open("/proc/thread-self/schedstat") as told:
-            computed_ns, waited_ns, _ = told.read().split()
+            waited_ns = int(told.read().split()[1])
     except OSError:  # only Linux tells
-        return time.thread_time()
-    return (int(computed_ns) + int(waited_ns)) / 1e9
+        waited_ns = 0
+    return time.thread_time() + waited_ns / 1e9
