@@ -30,10 +30,10 @@ def test_it_hears_of_every_calm_step_by_their_means(tmp_path: Path) -> None:
     engine = Engine(settings)
     engine.journal = Journal.create(path, settings)
     agent = Agent(engine, [Worker(id="a"), Worker(id="b")])
-    # Steps of ten seconds, told in no time: so long that a busy machine decides often enough.
-    noise = [10.0 + 0.01 * (step % 7) for step in range(2000)]
+    # Shorter than what a decision has to wait for, and so many that a busy machine makes some.
+    noise = [0.02 + 0.00001 * (step % 7) for step in range(10_000)]
     for step, compute_s in enumerate(noise):
-        agent.report(10.0 * step, step, 10.0, [report(compute_s), report(10.0)])
+        agent.report(0.02 * step, step, 0.02, [report(compute_s), report(0.02)])
     agent.close()
     told = [record.event for record in read(path)[1] if isinstance(record.event, StepDone)]
     # The first few are told by themselves, unless the machine is too busy to decide on them.
@@ -41,4 +41,4 @@ def test_it_hears_of_every_calm_step_by_their_means(tmp_path: Path) -> None:
     assert any(event.step > before + 1 for before, event in calm)
     for before, event in calm:
         mean_s = fmean(noise[before + 1 : event.step + 1])
-        assert [r.compute_s for r in event.reports] == pytest.approx([mean_s, 10.0])
+        assert [r.compute_s for r in event.reports] == pytest.approx([mean_s, 0.02])
