@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Sequence
 
 from evenstep.engine import Engine
 from evenstep.pace import Means, Pace
+from evenstep.train.meter import busy_s
 from evenstep.train.pulse import RankPlan, Report
 from evenstep.types import Joined, Pause, Plan, StepDone, Worker
 
@@ -79,9 +79,9 @@ class Agent:
             self.failure = e
 
     def _handle(self, at_s: float, event: Joined | StepDone) -> None:
-        begun_s = _busy_s()
+        begun_s = busy_s()
         actions = self._engine.handle(at_s, event)
-        took_s = _busy_s() - begun_s
+        took_s = busy_s() - begun_s
         plans = [action for action in actions if isinstance(action, Plan)]
         with self._lock:
             self._pace.decided(took_s, moved=bool(plans))
@@ -90,17 +90,3 @@ class Agent:
         for action in actions:
             if isinstance(action, Pause):
                 self.paused = action.reason
-
-
-def _busy_s() -> float:
-    """Seconds that this thread has computed for, or has waited for a CPU to do so.
-
-    On a worker with a tenth of a core, deciding takes ten times as long as it computes, and
-    training waits as long. What it waits for Python's lock meanwhile is no loss: training has it.
-    """
-    try:
-        with open("/proc/thread-self/schedstat") as told:
-            waited_ns = int(told.read().split()[1])
-    except OSError:  # only Linux tells
-        waited_ns = 0
-    return time.thread_time() + waited_ns / 1e9
