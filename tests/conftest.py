@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, settings
 
-# CI tries the same cases every time, people's machines new ones. And a slow machine is not a wrong
-# program: time is measured in bench/, never asserted here.
+# A slow machine is not a wrong program: time is measured in bench/, never asserted here.
 settings.register_profile(
-    "evenstep", deadline=None, print_blob=True, derandomize="CI" in os.environ
+    "evenstep",
+    deadline=None,
+    derandomize=True,  # the same cases every time, on every machine
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("evenstep")
+settings.register_profile(
+    "long",
+    settings.get_profile("evenstep"),
+    derandomize=False,
+    max_examples=1000,
+    print_blob=True,
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "evenstep"))
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """Where chance begins in long tests: EVENSTEP_SEED, which `make test-long` draws and prints."""
+    return int(os.environ.get("EVENSTEP_SEED", "0"))

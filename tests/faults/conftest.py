@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.faults.running import ENVIRONMENT, SCRIPT
+from tests.faults.watching import SCRIPT
+from tests.zygote import zygote
 
 Alone = Callable[..., dict[str, Any]]
 
@@ -24,8 +23,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     def train(*args: str, script: Path = SCRIPT) -> dict[str, Any]:
         if (script, *args) not in known:
             out: Path = tmp_path_factory.mktemp("alone")
-            command = [sys.executable, str(script), "--out", str(out), *args]
-            subprocess.run(command, check=True, timeout=90, env=ENVIRONMENT)
+            forked = zygote().run([script, "--out", out, *args], {}, out / "log")
+            assert forked.wait() == 0, (out / "log").read_text()
             known[script, *args] = torch.load(out / "alone.pt", weights_only=True)
         return known[script, *args]
 

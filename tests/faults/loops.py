@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 import evenstep
-from tests.faults.train import NAME, Faults, Hold, Numbers, plant
+from evenstep.train.reduce import BUCKET_BYTES
+from tests.faults.train import NAME, Ballast, Faults, Hold, Numbers, plant
 
 BATCH, SAMPLES = 24, 240
 
 
 def net() -> nn.Module:
     """Small, in double precision."""
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), Ballast(), nn.Linear(16, 1)).double()
 
 
 def accumulate(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
@@ -165,7 +166,8 @@ class Deep(nn.Module):
 
     def __init__(self, session: evenstep.Session) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 1)])
+        middle = nn.Sequential(nn.Linear(16, 16), Ballast(BUCKET_BYTES))  # large: it gets a gate
+        self.layers = nn.ModuleList([nn.Linear(8, 16), middle, nn.Linear(16, 1)])
         self._session = [session]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -189,7 +191,7 @@ def deep(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
             faults.at("backward")
             loss.backward()
             norms = [float(p.grad.norm()) for p in model.parameters() if p.grad is not None]
-            if len(norms) != 6:
+            if len(norms) != 7:
                 raise AssertionError("a script may look at its gradients, be the step void or not")
             optimizer.step()
     return model

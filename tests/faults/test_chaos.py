@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from tests.faults.conftest import Alone
-from tests.faults.running import HELD, Running, epochs, same
+from tests.faults.running import Running
+from tests.faults.watching import HELD, epochs, same
+
+pytestmark = pytest.mark.long
 
 SHRINK = ["kill", "drain", "kill beside one that is stopped"]
 EVENTS = int(os.environ.get("EVENSTEP_CHAOS_EVENTS", "8"))  # 100 and more by hand
@@ -23,7 +26,7 @@ def without(worker: str, status: dict[str, Any]) -> bool:
     return worker not in {w["worker"] for w in status["workers"] if w["state"] != "gone"}
 
 
-@pytest.mark.timeout(120 + 10 * EVENTS)
+@pytest.mark.timeout(900 + 60 * EVENTS)
 @pytest.mark.parametrize("seed", [0])
 def test_a_run_through_chaos_ends_where_one_process_ends(
     seed: int, tmp_path: Path, alone: Alone

@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from tests.faults.conftest import Alone
-from tests.faults.running import BOUND_S, ENVIRONMENT, EVENSTEP, HELD, SCRIPT, epochs, same, until
+from tests.faults.running import ENVIRONMENT, EVENSTEP
+from tests.faults.watching import HELD, SCRIPT, epochs, same, until
 from tests.hosts import Host, Hosts, make_hosts
+
+pytestmark = pytest.mark.long
 
 EVICTED = 75
 
@@ -83,10 +86,10 @@ def test_a_host_is_cut_off_and_the_others_end_the_run(cluster: Cluster, alone: A
     cluster.hosts.cut(2)
     until(lambda: "is lost: silent" in cluster.said())
     cluster.hosts.restore(2)
-    assert far.wait(BOUND_S) == EVICTED  # it finds its place gone
+    assert far.wait() == EVICTED  # it finds its place gone
     cluster.go()
-    assert run.wait(BOUND_S) == 0
-    assert near.wait(BOUND_S) == 0
+    assert run.wait() == 0
+    assert near.wait() == 0
     ends = [torch.load(path, weights_only=True) for path in cluster.out.glob("*.pt")]
     assert ends  # both are called "alone": a worker that joins has no name yet when it starts
     assert all(same(end, alone(*epochs(end["step"]))) for end in ends)
@@ -98,10 +101,10 @@ def test_the_coordinators_host_is_cut_off_past_the_lease(cluster: Cluster, alone
     others = [cluster.join(1), cluster.join(2)]
     until(lambda: "of 3, after" in cluster.said())
     cluster.hosts.cut(0)
-    assert [other.wait(BOUND_S) for other in others] == [EVICTED, EVICTED]
+    assert [other.wait() for other in others] == [EVICTED, EVICTED]
     cluster.hosts.restore(0)
     cluster.go()
-    assert run.wait(BOUND_S) == 0
+    assert run.wait() == 0
     (end,) = [torch.load(path, weights_only=True) for path in cluster.out.glob("*.pt")]
     assert same(end, alone(*epochs(end["step"])))
 
@@ -114,7 +117,7 @@ def test_a_coordinator_without_workers_of_its_own_is_cut_off_past_the_lease(
     others = [cluster.join(1), cluster.join(2)]
     until(lambda: "of 2, after" in cluster.said())
     cluster.hosts.cut(0)
-    assert [other.wait(BOUND_S) for other in others] == [EVICTED, EVICTED]
+    assert [other.wait() for other in others] == [EVICTED, EVICTED]
     until(lambda: "paused" in cluster.said())
     assert not list(cluster.out.glob("*.pt"))
     cluster.hosts.restore(0)
@@ -122,8 +125,8 @@ def test_a_coordinator_without_workers_of_its_own_is_cut_off_past_the_lease(
     others = [cluster.join(1), cluster.join(2)]
     until(lambda: cluster.said().count("of 2, after") == before + 2)
     cluster.go()
-    assert [other.wait(BOUND_S) for other in others] == [0, 0]
-    assert run.wait(BOUND_S) == 0
+    assert [other.wait() for other in others] == [0, 0]
+    assert run.wait() == 0
     assert "going on from" in cluster.said()
     ends = [torch.load(path, weights_only=True) for path in cluster.out.glob("*.pt")]
     assert ends
@@ -138,6 +141,6 @@ def test_whoever_sees_the_runs_folder_writes_its_checkpoints(cluster: Cluster) -
     near = cluster.join(2)
     until(lambda: "rank 1 of 2, after" in cluster.said())
     run.send_signal(signal.SIGINT)
-    assert [process.wait(BOUND_S) for process in (run, far, near)] == [0, 0, 0]
+    assert [process.wait() for process in (run, far, near)] == [0, 0, 0]
     (kept,) = cluster.run.glob("checkpoints/*.pt")
     assert int(kept.stem.removeprefix("step-")) > 0

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
-from tests.faults.running import HELD, Fault, Running, same
+from tests.faults.watching import HELD, Fault, same
 
 LOOPS = Path(__file__).with_name("loops.py")
 
@@ -30,10 +31,7 @@ def test_survivors_end_where_one_process_ends(
     loop: str, faults: tuple[Fault, ...], tmp_path: Path, alone: Alone
 ) -> None:
     args = ["--loop", loop]
-    options = ["--restarts", "0"]
-    with Running(
-        tmp_path, workers="6", options=options, args=args, faults=faults, script=LOOPS
-    ) as run:
+    with Cluster(tmp_path, workers=6, args=args, faults=faults, script=LOOPS) as run:
         assert run.finish() == 0
         assert len(list(run.out.glob("fault-*"))) == 3
         assert len(run.results()) == 3
@@ -44,10 +42,7 @@ def test_survivors_end_where_one_process_ends(
 def test_a_backward_pass_that_leads_to_nothing_is_broken_off(tmp_path: Path, alone: Alone) -> None:
     args = ["--loop", "deep"]
     faults = (("rank3", "backward", 14),)
-    options = ["--restarts", "0"]
-    with Running(
-        tmp_path, workers="5", options=options, args=args, faults=faults, script=LOOPS
-    ) as run:
+    with Cluster(tmp_path, workers=5, args=args, faults=faults, script=LOOPS) as run:
         assert run.finish() == 0
         assert len(run.results()) == 4
         expected = alone(*args, script=LOOPS)
@@ -60,7 +55,7 @@ def test_who_joins_later_takes_no_part_in_sums_that_the_others_took_before(
     tmp_path: Path, alone: Alone
 ) -> None:
     args = ["--loop", "sums", *HELD]
-    with Running(tmp_path, workers="3", args=args, script=LOOPS) as run:
+    with Cluster(tmp_path, workers=3, restarts=1, args=args, script=LOOPS) as run:
         status = run.until_training(3)
         run.until_step(3)  # the sum before the first batch is over
         run.signal("w1")  # its substitute sums up before its first batch

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
-from tests.faults.running import Fault, Running, same
+from tests.faults.watching import Fault, same
 
 POINTS = ("forward", "backward", "bucket", "reduced", "stepped")
 
@@ -21,8 +22,8 @@ CASES: list[tuple[Fault, ...]] = [
     (("rank1", "reduced", 9), ("rank3", "backward", 9)),  # the epoch's last step: two at once
     (("rank1", "backward", 7), ("rank2", "backward", 7)),
     (("leader", "backward", 7), ("rank3", "bucket", 7)),
-    (("rank3", "backward", 7), ("leader", "forming", 7)),  # the next leader, in regrouping
-    (("rank3", "backward", 7), ("rank1", "comparing", 7)),
+    (("rank3", "backward", 7), ("leader", "rendezvous", 7)),  # the next leader, in regrouping
+    (("rank3", "backward", 7), ("rank1", "compare", 7)),
     (("rank3", "reduced", 7), ("leader", "handover", -1)),
     (("rank4", "checkpoint", -1), ("leader", "checkpoint", -1)),
 ]
@@ -32,9 +33,8 @@ CASES: list[tuple[Fault, ...]] = [
 def test_survivors_end_where_one_process_ends(
     faults: tuple[Fault, ...], tmp_path: Path, alone: Alone
 ) -> None:
-    options = ["--restarts", "0", "--checkpoint-every", "0.1"]
     args = ["--pause", "0.005"]
-    with Running(tmp_path, workers="6", options=options, args=args, faults=faults) as run:
+    with Cluster(tmp_path, args=args, faults=faults, checkpoint_every_s=0.1) as run:
         assert run.finish() == 0
         died = list(run.out.glob("fault-*"))
         assert len(run.results()) == 6 - len(died)

@@ -13,8 +13,10 @@ from evenstep.journal import Record, read
 from evenstep.simulate.run import run as simulate
 from evenstep.simulate.scenario import Scenario, WorkerGroup
 from evenstep.types import AnyAction, Drain, Launch, LaunchFailed, Plan, Regroup, Stay, StepDone
+from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
-from tests.faults.running import HELD, Running, same
+from tests.faults.running import Running
+from tests.faults.watching import HELD, Watching, same
 
 # On such devices three workers take as long as four: 20 ms a sample, 160 ms at least, batch 24.
 # Long enough for a busy machine not to hide it.
@@ -25,6 +27,9 @@ SEARCH = (
     "scaling.settle_steps=10",
     "policy=uniform",
 )
+# How long steps take decides, and a busy machine may hide it: not for every change.
+timed = pytest.mark.long
+
 LASTING = 20  # steps, in which the next thing would be decided, if there were one
 
 ONLY_W0 = """
@@ -43,15 +48,15 @@ def sets(*settings: str) -> list[str]:
     return [part for setting in settings for part in ("--set", setting)]
 
 
-def actions(run: Running) -> list[AnyAction]:
+def actions(run: Watching) -> list[AnyAction]:
     return [action for record in journal(run) for action in record.actions]
 
 
-def journal(run: Running) -> list[Record]:
+def journal(run: Watching) -> list[Record]:
     return list(read(run.folder / "journal.jsonl")[1])
 
 
-def until_decided(run: Running, holds: Callable[[list[AnyAction]], bool]) -> list[AnyAction]:
+def until_decided(run: Watching, holds: Callable[[list[AnyAction]], bool]) -> list[AnyAction]:
     """Wait for actions to be in the journal, and `LASTING` steps more; all that are there then.
 
     The run is still held: when it is let go, its devices are, and how long steps take says nothing.
@@ -71,7 +76,7 @@ def sizes(taken: list[AnyAction]) -> list[int]:
     return [len(action.roster) for action in taken if isinstance(action, Regroup)]
 
 
-@pytest.mark.timeout(240)
+@timed
 def test_the_search_finds_the_knee_and_says_why(tmp_path: Path, alone: Alone) -> None:
     options = ["--scale", "efficiency:threshold=0.6", *sets(*SEARCH)]
     with Running(tmp_path, workers="1:5", options=options, args=[*HELD, *KNEE]) as run:
@@ -82,7 +87,7 @@ def test_the_search_finds_the_knee_and_says_why(tmp_path: Path, alone: Alone) ->
         assert all(same(end, alone(*run.length)) for end in run.results().values())
 
 
-def predicted_as_it_was(run: Running) -> None:
+def predicted_as_it_was(run: Watching) -> None:
     """The simulator, given what was measured, goes the same way in about the same time."""
     settings, live = read(run.folder / "journal.jsonl")
     usual_s = step_seconds(list(live))
@@ -109,12 +114,11 @@ def step_seconds(records: list[Record]) -> dict[int, float]:
     return {n: median(all_s) for n, all_s in seconds.items()}
 
 
-@pytest.mark.timeout(180)
 def test_a_batch_that_grows_with_the_workers(tmp_path: Path) -> None:
     """Each sample once an epoch, the same parameters everywhere, the rate follows the batch."""
     args = [*HELD, "--per-worker", "8", "--limit", "24"]
-    options = [*sets("batch.lr_rule=linear", "batch.lr_warmup_steps=5")]
-    with Running(tmp_path, workers="1:4", options=options, args=args) as run:
+    given = ("batch.lr_rule=linear", "batch.lr_warmup_steps=5", "workers.max=4")
+    with Cluster(tmp_path, workers=1, most=4, sets=given, args=args) as run:
         for num in (2, 3, 4):
             step = run.until_training(num - 1)["step"]
             run.until_step(step + 10)
@@ -136,11 +140,10 @@ def test_a_batch_that_grows_with_the_workers(tmp_path: Path) -> None:
         assert all(p.lr_factor == sum(p.shares.values()) / 8 for p in plans)
 
 
-@pytest.mark.timeout(180)
 def test_adascale_follows_the_noise_of_the_gradients(tmp_path: Path) -> None:
     args = [*HELD, "--per-worker", "8", "--limit", "32"]
-    options = sets("batch.lr_rule=adascale", "policy=uniform")
-    with Running(tmp_path, workers="3", options=options, args=args) as run:
+    given = ("batch.lr_rule=adascale", "policy=uniform")
+    with Cluster(tmp_path, workers=3, sets=given, args=args) as run:
         until_decided(
             run, lambda taken: any(isinstance(a, Plan) and a.lr_factor > 1.0 for a in taken)
         )
@@ -150,7 +153,7 @@ def test_adascale_follows_the_noise_of_the_gradients(tmp_path: Path) -> None:
         assert all(1.0 <= p.lr_factor <= 3.0 for p in plans)
 
 
-@pytest.mark.timeout(180)
+@timed
 def test_a_straggler_is_replaced_and_leaves_when_its_substitute_is_there(
     tmp_path: Path, alone: Alone
 ) -> None:
@@ -168,7 +171,7 @@ def test_a_straggler_is_replaced_and_leaves_when_its_substitute_is_there(
         assert all(same(end, alone(*run.length)) for end in run.results().values())
 
 
-@pytest.mark.timeout(180)
+@timed
 def test_a_substitute_that_is_no_better_ends_the_attempt(tmp_path: Path) -> None:
     slow = ["--slow", "w1,w3", "--slow-from", "20", "--per-sample", "0.006"]
     given = ("straggler.replace=true", "straggler.warmup_steps=5", "straggler.cooldown_steps=9999")
@@ -180,6 +183,7 @@ def test_a_substitute_that_is_no_better_ends_the_attempt(tmp_path: Path) -> None
         assert run.finish() == 0
 
 
+@timed
 def test_when_all_become_slow_nobody_is_replaced(tmp_path: Path) -> None:
     slow = ["--slow", "w0,w1,w2", "--slow-from", "20", "--per-sample", "0.004"]
     options = sets("straggler.replace=true", "straggler.warmup_steps=5", "policy=uniform")
@@ -189,10 +193,8 @@ def test_when_all_become_slow_nobody_is_replaced(tmp_path: Path) -> None:
         assert run.finish() == 0
 
 
-@pytest.mark.timeout(180)
 def test_a_spare_comes_back_without_starting_up(tmp_path: Path, alone: Alone) -> None:
-    options = ["--spares", "1"]
-    with Running(tmp_path, workers="2:3", options=options, args=HELD) as run:
+    with Cluster(tmp_path, workers=2, most=3, spares=1, args=HELD) as run:
         run.until_training(2)
         run.ask("scale", num_workers=3)
         status, there = run.until_training(3), run.pids()
@@ -210,12 +212,11 @@ def test_a_spare_comes_back_without_starting_up(tmp_path: Path, alone: Alone) ->
         assert all(same(end, alone(*run.length)) for end in run.results().values())
 
 
-@pytest.mark.timeout(180)
 def test_workers_that_cannot_be_started_are_told_of_and_training_goes_on(tmp_path: Path) -> None:
     script = tmp_path / "only_w0.py"
     script.write_text(ONLY_W0)
-    options = ["--scale", "efficiency", *sets(*SEARCH)]
-    with Running(tmp_path, workers="1:4", options=options, args=HELD, script=script) as run:
+    given = ("scaling.heuristic=efficiency", "workers.max=4", "scaling.min_workers=1", *SEARCH)
+    with Cluster(tmp_path, workers=1, most=4, sets=given, args=HELD, script=script) as run:
         told = ("did not start", "none could be started")
         until_decided(run, lambda taken: all(stays(taken, why) for why in told))
         assert any(isinstance(record.event, LaunchFailed) for record in journal(run))

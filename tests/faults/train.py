@@ -14,9 +14,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +22,8 @@ from torch.utils.data import Dataset
 
 import evenstep
 from evenstep.emulate import DeviceCurve
-from evenstep.train import checkpoint, reduce, regroup
+from evenstep.train.failpoint import on_failpoint
+from evenstep.train.reduce import FIRST_BUCKET_BYTES
 
 NAME = os.environ.get("EVENSTEP_WORKER", "alone")
 ENDLESS = 1_000_000
@@ -91,28 +90,23 @@ class Faults:
                     continue
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def before(self, point: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with a point before it."""
 
-        def with_point(*args: Any, **kwargs: Any) -> Any:
-            self.at(point)
-            return function(*args, **kwargs)
+class Ballast(nn.Module):
+    """Parameters of a given size at the cost of one sum: by default, more than the first bucket."""
 
-        return with_point
+    def __init__(self, num_bytes: int = FIRST_BUCKET_BYTES) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_bytes // 8, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Slightly more than the input."""
+        return x + self.weight.mean()
 
 
 def plant(faults: Faults, model: nn.Module) -> None:
-    """Points within evenstep itself."""
-    reduce.FIRST_BUCKET_BYTES = reduce.BUCKET_BYTES = 256  # several buckets, also of a small model
-    first = next(model.parameters())
-    first.register_hook(lambda grad: faults.at("bucket"))  # others are on their way by then
-    for module, name, point in (
-        (regroup, "gather", "forming"),
-        (regroup, "compare", "comparing"),
-        (regroup, "hand_over", "handover"),
-        (checkpoint, "_check_sum", "checkpoint"),
-    ):
-        setattr(module, name, faults.before(point, getattr(module, name)))
+    """Let faults happen inside evenstep too, and once the first bucket's all-reduce has started."""
+    on_failpoint(faults.at)
+    next(model.parameters()).register_hook(lambda grad: faults.at("bucket"))
 
 
 def main() -> None:
@@ -137,7 +131,7 @@ def main() -> None:
     torch.manual_seed(3)
     torch.set_num_threads(1)
     model: nn.Module = nn.Sequential(
-        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 1)
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), Ballast(), nn.Linear(16, 1)
     ).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.01 * step))

@@ -10,6 +10,7 @@ import os
 import signal
 import ssl
 import sys
+from asyncio import FIRST_COMPLETED
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,14 @@ from evenstep.errors import ConfigError
 from evenstep.journal import read
 from evenstep.launch.local import LocalLauncher, worker_environment
 from evenstep.strict import build, override
-from evenstep.types import MOST_SAMPLES
+from evenstep.types import MOST_SAMPLES, listed
 
 log = logging.getLogger("evenstep")
 
 FAILED = 1
 LAST_S = 10.0  # for the others to end when one has failed
+LEAVE_S = 60.0  # for a worker that has left the run to end its process
+AWAIT_S = 5.0  # between two log lines that say who is awaited
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
@@ -135,7 +138,9 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
         ending = asyncio.run(run.to_its_end(options["host"], options["port"], tls))
     finally:
         folder.close()
-    click.echo(f"evenstep: {ending.why}; logs and checkpoints are in {folder.path}", err=True)
+    newest = folder.newest_checkpoint()
+    saved = f"newest checkpoint: {newest}" if newest else "there is no checkpoint"
+    click.echo(f"evenstep: {ending.why}; run folder: {folder.path}; {saved}", err=True)
     if ending.told:
         click.echo(ending.told.rstrip(), err=True)
     ctx.exit(0 if ending.ok else FAILED)
@@ -217,10 +222,32 @@ class Run:
         return launcher
 
     async def _last_words(self, launcher: LocalLauncher) -> None:
-        """What scripts do after training takes as long as it takes."""
+        """Wait for processes after the run's end.
+
+        What a script does after training takes as long as it takes. A worker that was told to
+        leave, or that has left before, gets a minute.
+        """
+        loop = asyncio.get_running_loop()
+        leave_until_s = loop.time() + LEAVE_S
         killed = asyncio.create_task(self._killed.wait())
         ended = asyncio.create_task(launcher.wait())
-        await asyncio.wait({killed, ended}, return_when=asyncio.FIRST_COMPLETED)
+        while True:
+            await asyncio.wait({killed, ended}, timeout=AWAIT_S, return_when=FIRST_COMPLETED)
+            if killed.done() or ended.done():
+                break
+            trained = launcher.running & self._host.coordinator.trained
+            left = launcher.running - trained
+            if loop.time() < leave_until_s:
+                log.info("waiting for the processes of %s to end", listed(sorted(trained | left)))
+                continue
+            for worker in sorted(left):
+                log.warning("%s left the run %g s ago and still runs: killed", worker, LEAVE_S)
+                launcher.kill(worker)
+            if trained:
+                log.info(
+                    "waiting for %s: trained to the end, script still running",
+                    listed(sorted(trained)),
+                )
         for task in (killed, ended):
             task.cancel()
 

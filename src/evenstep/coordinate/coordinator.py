@@ -281,6 +281,7 @@ class Coordinator(Patience):
             self._dismiss(member, "it had nothing to do")
             return
         member.state = State.DONE
+        self.trained.add(member.id)
         self._finishing, self._step = True, max(self._step, step)
 
     def _stepped(self, now_s: float, member: Member, message: Stepped) -> None:

@@ -125,6 +125,11 @@ class LocalLauncher:
         if running := self._running.get(worker):
             running.end_all()
 
+    @property
+    def running(self) -> set[WorkerId]:
+        """Workers whose processes have not ended."""
+        return set(self._running)
+
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Until all workers have ended. False: the time was up."""
         with suppress(TimeoutError):

@@ -22,6 +22,7 @@ import torch
 
 from evenstep import __version__
 from evenstep.errors import ConfigError, EvenstepError
+from evenstep.train.failpoint import failpoint
 from evenstep.train.state import State
 from evenstep.train.tree import bytes_of, places, put_together, take_apart
 
@@ -146,6 +147,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob("*.part"):  # of a process that was killed while writing
             leftover.unlink(missing_ok=True)
+        failpoint("checkpoint")
         content = {
             "format": FORMAT,
             "evenstep": __version__,

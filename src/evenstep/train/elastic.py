@@ -253,7 +253,7 @@ class ElasticSession(Regrouping):
     def _fail(self, error: BaseException) -> None:
         self._failed = True
         if isinstance(error, LeaseOverError) and self._saves:
-            self._save_what_is_whole()
+            self._save_committed()
         if not isinstance(error, SystemExit):
             told = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
             self._member.control.tell(Failed(told=told[-MOST_TOLD:]))
@@ -262,6 +262,8 @@ class ElasticSession(Regrouping):
         control = self._member.control
         if signal.getsignal(signal.SIGTERM) == self._leave_soon:
             signal.signal(signal.SIGTERM, self._handled_before or signal.SIG_DFL)
+        if self._saves and not self._failed:
+            self._save_committed()  # the end of training: people look for the model here
         if self._checkpoints is not None:
             self._checkpoints.close()
         if not self._failed:

@@ -47,7 +47,8 @@ LAST_WORDS_S = 2.0
 REACH_S = 10.0  # for one attempt
 REACH = timedelta(seconds=REACH_S)
 
-CLOSING, MEETING = "evenstep-close", "evenstep-meet"  # threads
+ABORT_TAG = 2**31 - 1  # of a receive that no rank ever sends to
+CLOSING, MEETING, MOVING = THREADS = ("evenstep-close", "evenstep-meet", "evenstep-transfer")
 
 USE_NCCL = "EVENSTEP_NCCL"
 ON_ERROR = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
@@ -80,7 +81,7 @@ class Transfer:
         self._work: Work | None = work
         self._ended = threading.Event()
         self._error: RuntimeError | None = None
-        threading.Thread(target=self._run, name="evenstep-transfer", daemon=True).start()
+        threading.Thread(target=self._run, name=MOVING, daemon=True).start()
 
     def _run(self) -> None:
         try:
@@ -137,7 +138,8 @@ class Group:
         self._slice = timedelta(seconds=slice_s)
         self._backend: Any = None
         self._left: Callable[[], Any] = lambda: None  # of it, for whoever waits for its end
-        self._newest: Work | None = None  # sum of NCCL's, which does them in order
+        self._newest: Work | None = None  # the sum that was started last
+        self._is_broken = False  # a wait has failed or was given up: something may be blocked
         self.sees_through = False  # sums of NCCL too: a wait ends when they are there, or by check
         self.is_closed = self.is_gone = False  # let go; with nothing left of it that may write
         if world > 1:
@@ -161,17 +163,23 @@ class Group:
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.SUM)
         work: Work = self._backend.allreduce([tensor], options)
-        if self.device.type == "cuda":
-            self._newest = work
+        self._newest = work
         return work
 
     def wait(self, work: Work | Transfer | None) -> None:
         """Wait for a sum or a transfer, unless a newer generation makes it void."""
         if work is None:
             return
-        if self.device.type == "cuda":
-            self._wait_on_card(work)
-            return
+        try:
+            if self.device.type == "cuda":
+                self._wait_on_card(work)
+            else:
+                self._wait_on_host(work)
+        except BaseException:
+            self._is_broken = True
+            raise
+
+    def _wait_on_host(self, work: Work | Transfer) -> None:
         begun_s = time.monotonic()
         while True:
             try:
@@ -248,15 +256,19 @@ class Group:
             self._mourn(e)
 
     def close(self, wait_s: float = LAST_WORDS_S) -> None:
-        """Let the group go. Waits a little for what is still blocked in it, and no longer."""
-        # The destructor joins a blocked sum, until its peers have closed their ends too: never in
-        # the training thread. A process that ends in the midst of it would be aborted.
+        """Destroy the group, aborting what is still blocked in it; wait up to `wait_s` for that."""
+        # In a thread: the destructor joins the group's own threads, and training need not wait.
         box, self._backend, self.is_closed = [self._backend], None, True
         newest, self._newest = self._newest, None
 
         def end() -> None:
+            nonlocal newest
+            blocked = self._is_broken or (newest is not None and not newest.is_completed())
             if self.device.type == "cuda" and box[0] is not None:
                 _end_nccl(box[0], None if self.sees_through else newest)
+            elif box[0] is not None and blocked:
+                _abort_gloo(box[0], self.rank, self.world)
+            newest = None  # a work keeps its group alive
             box.clear()
             # Its destructor has waited for all sums, unless somebody holds on to it still.
             self.is_gone = self._left() is None
@@ -266,11 +278,14 @@ class Group:
         thread.join(wait_s)
 
 
-def await_closed(wait_s: float = LAST_WORDS_S) -> None:
-    """Give groups that were let go the time to be gone, before the process ends."""
+def await_closed(wait_s: float) -> None:
+    """Wait until groups that were closed are destroyed, for at most `wait_s`.
+
+    The interpreter aborts if it shuts down while one of these threads is still inside Gloo.
+    """
     until_s = time.monotonic() + wait_s
     for thread in threading.enumerate():
-        if thread.name in (CLOSING, MEETING) and thread.ident is not None:  # it has begun
+        if thread.name in THREADS and thread.ident is not None:  # it has begun
             thread.join(max(0.0, until_s - time.monotonic()))
 
 
@@ -365,6 +380,17 @@ def why_on_host(cards: Sequence[int], willing: Sequence[int]) -> str:
 @cache  # once for each reason, not in every generation
 def _tell(why: str) -> None:
     log.info("gradients on CUDA go through host memory, over Gloo: %s", why)
+
+
+def _abort_gloo(backend: Any, rank: int, world: int) -> None:
+    """Fail every operation that is blocked in a group of Gloo, on this rank.
+
+    Gloo has no call for it. But a receive that times out closes all connections of its context,
+    which is that of the collectives too; and with them closed, peers fail at once as well.
+    """
+    with suppress(RuntimeError):
+        nothing = backend.recv([torch.zeros(1)], (rank + 1) % world, ABORT_TAG)
+        nothing.wait(timedelta(milliseconds=1))
 
 
 def _end_nccl(backend: Any, newest: Any) -> None:

@@ -7,7 +7,6 @@ nobody is left.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import time
 from contextlib import suppress
@@ -23,6 +22,7 @@ from evenstep.errors import ConfigError, EvenstepError
 from evenstep.launch.environment import Coordinator
 from evenstep.messages import Began, Generation
 from evenstep.train.checkpoint import Checkpoints
+from evenstep.train.failpoint import failpoint
 from evenstep.train.group import CPU, Group, GroupGoneError, PeerLostError, gather, reach
 from evenstep.train.guard import Phases, Undo, card_random, set_card_random
 from evenstep.train.handover import hand_over
@@ -37,7 +37,6 @@ from evenstep.train.state import State
 log = logging.getLogger("evenstep")
 
 TIMEOUT_S = 7200.0  # of a sum, if all else fails: longer than any patience of the coordinator's
-AUTOGROUP = Path("/proc/self/autogroup")
 MEET_S = 10.0  # to make a group of ranks that are all there
 
 
@@ -77,7 +76,7 @@ class Regrouping(Session):
         Whether anyone of it had begun to train before.
         """
         if self.void:
-            self._undo.restore()  # a forward pass may have gone on after the group was gone
+            self._roll_back()  # the forward pass may have run on after the group was lost
         while True:
             told = self._member.next(planned)
             begun_s = time.monotonic()
@@ -91,9 +90,8 @@ class Regrouping(Session):
                 continue
             if self._member.worker not in told.roster:
                 if self._member.worker == told.saves:
-                    self._save_what_is_whole()
+                    self._save_committed()
                 log.info("this worker leaves: %s", told.reason)
-                _make_way()
                 raise LeftError(LEFT if told.planned else EVICTED)
             try:
                 self._form(told)
@@ -136,6 +134,7 @@ class Regrouping(Session):
         store = self._store
         if self.rank > 0:
             store = reach(told.address, told.port, self._member.check)
+        failpoint("rendezvous")
         gather(store, told.number, self.rank, self.world, self._member.check)
 
         def make(name: str, device: torch.device) -> Group:
@@ -164,6 +163,7 @@ class Regrouping(Session):
         Whether there was anyone ahead.
         """
         mine = replace(self._at, begun=self._at.begun and not self._state.torn)
+        failpoint("compare")
         ahead = compare(self._group, mine, gradients=self._batches_since_step > 0)
         if not ahead.position.begun:
             self._give_up_room()
@@ -177,6 +177,7 @@ class Regrouping(Session):
                 )
         behind = [rank for rank in range(self.world) if rank not in ahead.sources]
         self._state.plain = self._plain()
+        failpoint("handover")
         hand_over(self._group, ahead.sources, behind, self._state, grads=ahead.gradients)
         if self.rank in behind:
             if not ahead.gradients:
@@ -229,15 +230,24 @@ class Regrouping(Session):
         if isinstance(error, PeerLostError):
             self._member.complain(0.0)
         self.void = self._lost = self._reducer.void = True
-        self._at, self._batches_since_step = self._before
-        if self._phases.stepped and not self._undo.has_all:
+        if not self._can_roll_back:
             raise EvenstepError(
                 f"step {self._next_step} is void, and an optimizer had taken a step in it before "
                 "its last backward pass, for the first time: that cannot be undone. Go on from the "
                 "newest checkpoint by evenstep run --resume."
             ) from error
-        self._undo.restore()
+        self._roll_back()
         self._let_go()
+
+    @property
+    def _can_roll_back(self) -> bool:
+        """Whether the state at the start of the step at hand is still known."""
+        return not self._phases.stepped or self._undo.has_all
+
+    def _roll_back(self) -> None:
+        """Return to the state in which the step at hand began."""
+        self._at, self._batches_since_step = self._before
+        self._undo.restore()
 
     @property
     def _is_reduced(self) -> bool:
@@ -298,21 +308,22 @@ class Regrouping(Session):
         if wait:
             self._checkpoints.close()
 
-    def _save_what_is_whole(self) -> None:
-        """A last checkpoint, of the steps that are done; none from the midst of one's end."""
-        begun = self._member.begun and not self._state.torn
-        if begun and not (self._in_hand and self._is_reduced):
-            if self._in_hand:
-                self._undo.restore()
-            self._save(wait=True)
+    def _save_committed(self) -> None:
+        """Write a last checkpoint of the committed steps, if this worker still has that state.
 
-
-def _make_way() -> None:
-    """Be last for the CPU from here on: a large process takes a while to end, and others train."""
-    with suppress(OSError):
-        os.nice(19)
-        if os.getsid(0) == os.getpid():  # where each session has its part, niceness is its own
-            AUTOGROUP.write_text("19", encoding="ascii")
+        It does not between a step's reduction and the step's end: optimizers and schedulers may
+        or may not have stepped. Nor does it if it cannot undo what the step has changed so far.
+        """
+        if not self._member.begun or self._state.torn:
+            return
+        # A void step counts as unfinished until the next batch, also while no batch is in hand: the
+        # loop ran to its end, and its forward pass may have updated buffers after the group was
+        # lost.
+        if self._in_hand or self.void:
+            if self._adopted or self._is_reduced or not self._can_roll_back:
+                return
+            self._roll_back()
+        self._save(wait=True)
 
 
 def _host(address: str) -> tuple[Store, int]:

@@ -28,6 +28,8 @@ from evenstep.train.stepping import Stepping
 
 log = logging.getLogger("evenstep")
 
+CLOSE_S = 15.0  # for process groups to be destroyed; on a busy host even milliseconds take long
+
 
 class Session(Stepping):
     """A worker's part in a run. Use it as a context: `with evenstep.join() as session`."""
@@ -60,7 +62,7 @@ class Session(Stepping):
         for group in self._groups:
             group.close()
         self._groups = []
-        await_closed()
+        await_closed(CLOSE_S)
 
     @property
     def batch(self) -> int:

@@ -1,0 +1,175 @@
+"""A fork server: real worker processes that start in milliseconds, with torch already imported.
+
+Run as a script it is the server. It imports torch once and forks a process for each request, which
+then runs a script as `python SCRIPT ARGS` would. A monitor process sits between the two: it reports
+the pid and, later, the exit code. If the test process dies, so do server, monitors and workers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).parents[1]
+PRELOADED = (
+    "torch._dynamo",  # what the first optimizer and the first synchronised BatchNorm import
+    "evenstep.emulate",
+    "evenstep.train.elastic",
+    "evenstep.train.fixed",
+)
+LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+PR_SET_PDEATHSIG = 1
+
+
+class Forked:
+    """A worker process. `fileno()` turns readable when it has ended."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._lines = connection.makefile("r")
+        self._connection = connection
+        self.pid = int(self._lines.readline())
+        self.returncode: int | None = None
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._connection.fileno()
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """The exit code once the process has ended; a negative one is a signal's number."""
+        if self.returncode is None:
+            if not select.select([self], [], [], timeout_s)[0]:
+                raise TimeoutError(f"process {self.pid} still runs after {timeout_s} s")
+            self.returncode = int(self._lines.readline())
+            self._lines.close()
+            self._connection.close()
+        return self.returncode
+
+
+class Zygote:
+    """The server of this test process."""
+
+    def __init__(self) -> None:
+        # A short path of its own: those of unix sockets are at most 108 characters long.
+        self._folder = tempfile.TemporaryDirectory(prefix="zygote-")
+        self._path = f"{self._folder.name}/socket"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self._server = subprocess.Popen(
+            [sys.executable, __file__, self._path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        assert self._server.stdout is not None
+        assert self._server.stdout.readline() == b"ready\n", "the fork server did not start"
+        atexit.register(self.close)
+
+    def run(self, argv: Sequence[str | Path], env: Mapping[str, str], log: Path) -> Forked:
+        """Start `python *argv` with these variables on top, its output appended to a file."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self._path)
+        request = {"argv": [str(part) for part in argv], "env": dict(env), "log": str(log)}
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        return Forked(connection)
+
+    def close(self) -> None:
+        """End the server."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.stdout.close()
+        self._server.wait()
+        self._folder.cleanup()
+
+
+@cache
+def zygote() -> Zygote:
+    """The one server of this test process, started when it is first needed."""
+    return Zygote()
+
+
+def serve(path: str) -> None:
+    """Fork on request until standard input ends."""
+    for module in PRELOADED:
+        import_module(module)
+    gc.collect()
+    gc.freeze()  # so that collections in children leave these pages shared
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for monitors
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    while sys.stdin not in (found := select.select([listener, sys.stdin], [], [])[0]):
+        assert listener in found
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _monitor(connection)
+        connection.close()
+
+
+def _monitor(connection: socket.socket) -> NoReturn:
+    """In a child of the server: fork the worker, wait for it, and report."""
+    _die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    request = json.loads(connection.makefile("r").readline())
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        _work(request)
+    connection.sendall(b"%d\n" % pid)
+    _, status = os.waitpid(pid, 0)
+    connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def _work(request: dict[str, Any]) -> NoReturn:
+    """In a grandchild of the server: become the worker."""
+    _die_with_parent()
+    os.setsid()
+    nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(request["log"], LOG_FLAGS, 0o644)
+    for fd, onto in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(fd, onto)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    os.environ.update(request["env"])
+    sys.argv = request["argv"]
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    code: int | str | None = 0
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as e:
+        code = e.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))  # tearing torch down is slow
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
