@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -202,3 +203,15 @@ def test_the_users_own_setting_of_the_watchdog_stays(monkeypatch: pytest.MonkeyP
 
 def test_a_processor_is_no_card() -> None:
     assert card_of(torch.device("cpu")) == 0
+
+
+def test_closing_a_group_aborts_what_is_blocked_in_it() -> None:
+    """In a ring of five; the last rank never starts its sum, and nobody's connection is broken."""
+    store, world = HashStore(), 5
+    with ThreadPoolExecutor(world) as pool:
+        ranks = list(pool.map(lambda r: Group(store, 1, r, world, timeout_s=3600.0), range(world)))
+    works = [rank.sum_async(torch.ones(1000)) for rank in ranks[:-1]]
+    works.clear()
+    for rank in ranks:
+        rank.close(wait_s=3600.0)
+        assert rank.is_gone

@@ -1,0 +1,151 @@
+"""Checkpoints of a worker whose lease ends in the midst of things: committed steps, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep.launch.environment import Coordinator
+from evenstep.train.checkpoint import load
+from evenstep.train.elastic import ElasticSession
+from evenstep.train.group import PeerLostError
+from evenstep.train.membership import LeaseOverError
+from tests.coordinate.hosted import Hosted, hosted
+
+STEPS = 3  # of a batch of 4, before things happen
+DATA = torch.utils.data.TensorDataset(torch.randn(64, 2, generator=torch.manual_seed(0)))
+
+
+class Training:
+    """A worker alone in its run, which saves checkpoints."""
+
+    def __init__(self, session: ElasticSession, num_optimizers: int = 1) -> None:
+        self.session = session
+        self.model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        self.optimizers = [
+            torch.optim.AdamW(self.model.parameters(), lr=0.1) for _ in range(num_optimizers)
+        ]
+        session.prepare(self.model, *self.optimizers)
+        self.loader = session.loader(DATA, batch=4)
+
+    def backward(self, x: torch.Tensor) -> None:
+        self.model.zero_grad()
+        self.model(x).square().mean().backward()
+
+    def step(self, x: torch.Tensor) -> None:
+        self.backward(x)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def copy(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+    def lose_peer(self) -> None:
+        """As when the group is lost within this step."""
+        self.session._gone(PeerLostError("a peer is gone"))
+
+    def end_lease(self) -> None:
+        """As when nothing was heard of the coordinator for the length of a lease."""
+        self.session._member.control._leased_s = 0.0
+
+
+Body = Callable[[Training, torch.Tensor], None]
+
+
+def train(run: Hosted, body: Body, num_optimizers: int = 1) -> dict[str, torch.Tensor]:
+    """Some steps, then `body` with the next batch; the state after the last committed step."""
+    where = Coordinator(host=run.name, port=run.port, token=run.token)
+    with pytest.raises(LeaseOverError), ElasticSession(where, {}) as session:
+        training = Training(session, num_optimizers)
+        for (x,) in training.loader:
+            if session.step < STEPS:
+                training.step(x)
+                continue
+            committed = training.copy()
+            body(training, x)
+            training.end_lease()
+    return committed
+
+
+def saved(folder: Path) -> list[dict[str, Any]]:
+    return [load(path).tree for path in sorted(folder.glob("checkpoints/*.pt"))]
+
+
+def void_in_the_forward_pass(training: Training, x: torch.Tensor) -> None:
+    """The group is lost in a layer's all-reduce; the pass runs on and updates later layers."""
+    training.lose_peer()
+    training.step(x)
+
+
+def void_in_the_backward_pass(training: Training, x: torch.Tensor) -> None:
+    training.model(x)
+    training.lose_peer()
+    training.step(x)
+
+
+@pytest.mark.parametrize("body", [void_in_the_forward_pass, void_in_the_backward_pass])
+def test_a_void_step_leaves_no_trace_in_the_last_checkpoint(tmp_path: Path, body: Body) -> None:
+    """The loop has run to the void step's end when the lease turns out to be over."""
+    with hosted(tmp_path / "run") as run:
+        committed = train(run, body)
+    (tree,) = saved(tmp_path / "run")
+    assert tree["plain"]["step"] == STEPS
+    for name, tensor in tree["models"]["model"].items():
+        assert torch.equal(tensor, committed[name]), name
+
+
+def in_hand(training: Training, x: torch.Tensor) -> None:
+    training.model(x)
+    training.end_lease()
+    training.session._member.check_place()
+
+
+def test_a_step_that_is_not_reduced_is_undone_for_the_last_checkpoint(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        committed = train(run, in_hand)
+    (tree,) = saved(tmp_path / "run")
+    assert tree["plain"]["step"] == STEPS
+    for name, tensor in tree["models"]["model"].items():
+        assert torch.equal(tensor, committed[name]), name
+
+
+def reduced(training: Training, x: torch.Tensor) -> None:
+    training.backward(x)
+    training.end_lease()
+    training.session._member.check_place()
+
+
+def stepped_before_another_backward_pass(training: Training, x: torch.Tensor) -> None:
+    """For the first time: nobody expected it, so nothing was kept to undo it with."""
+    training.step(x)
+    training.session._phases.backward()
+    training.end_lease()
+    training.session._member.check_place()
+
+
+@pytest.mark.parametrize("body", [reduced, stepped_before_another_backward_pass])
+def test_what_cannot_be_undone_is_not_saved(tmp_path: Path, body: Body) -> None:
+    with hosted(tmp_path / "run") as run:
+        train(run, body)
+    assert saved(tmp_path / "run") == []
+
+
+def test_a_batch_that_is_undone_takes_its_part_in_accumulating_along(tmp_path: Path) -> None:
+    """Gradients of earlier batches are no state to resume from, whatever came after them."""
+
+    def body(training: Training, x: torch.Tensor) -> None:
+        session = training.session
+        assert session._batches_since_step == 0
+        session._before = (session._before[0], 2)  # as if two batches were accumulated
+        training.step(x)
+        training.end_lease()
+        session._member.check_place()
+
+    with hosted(tmp_path / "run") as run:
+        train(run, body, num_optimizers=2)
+    assert saved(tmp_path / "run") == []
