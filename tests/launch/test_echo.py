@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import pty
+import re
+import select
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from evenstep.launch.echo import Echo
+from evenstep.launch.echo import BAR_S, Echo
 
 BOUND_S = 20.0
 
@@ -104,3 +107,103 @@ def test_nothing_is_opened_for_nobody(tmp_path: Path) -> None:
     echo.close()
     echo.follow("w1", path)
     assert open_files(tmp_path) == set()
+
+
+class Terminal:
+    """A real pseudo-terminal, and what can be read on it."""
+
+    def __init__(self) -> None:
+        self._master, slave = pty.openpty()
+        self.out = os.fdopen(slave, "w")
+        self._written = ""
+
+    def close(self) -> None:
+        self.out.close()
+        os.close(self._master)
+
+    def rows(self) -> list[str]:
+        """The rows as far as written: carriage returns, newlines and "erase to end of line"."""
+        rows, column = [""], 0
+        for part in re.findall(r"\x1b\[\?7[lh]|\x1b\[K|[^\x1b]", self._written):
+            if part == "\r":
+                column = 0
+            elif part == "\n":
+                rows.append("")
+            elif part == "\x1b[K":
+                rows[-1] = rows[-1][:column]
+            elif not part.startswith("\x1b"):
+                rows[-1] = rows[-1][:column].ljust(column) + part + rows[-1][column + 1 :]
+                column += 1
+        return rows
+
+    def shows(self, *rows: str) -> bool:
+        while self.rows() != list(rows):
+            if not select.select([self._master], [], [], BOUND_S)[0]:
+                return False
+            self._written += os.read(self._master, 4096).decode()
+        return True
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    made = Terminal()
+    yield made
+    made.close()
+
+
+def test_on_a_terminal_a_progress_bar_moves_in_place_below_complete_lines(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    paths = [tmp_path / "w0.log", tmp_path / "w1.log"]
+    echo = Echo(terminal.out)
+    with paths[0].open("w", buffering=1) as one, paths[1].open("w", buffering=1) as other:
+        for path in paths:
+            echo.follow(path.stem, path)
+        one.write("\r 10%|#         | 1/10 ")
+        assert terminal.shows("[w0]  10%|#         | 1/10")
+        one.write("\r 20%|##        | 2/10 ")
+        assert terminal.shows("[w0]  20%|##        | 2/10")
+        other.write("loss 0.5\n")
+        assert terminal.shows("[w1] loss 0.5", "[w0]  20%|##        | 2/10")
+        other.write("\r  1/3 ")  # whoever wrote last
+        assert terminal.shows("[w1] loss 0.5", "[w1]   1/3")
+        other.write("\r  3/3 \n")
+        assert terminal.shows("[w1] loss 0.5", "[w1]   3/3 ", "[w0]  20%|##        | 2/10")
+    echo.close()
+    assert terminal.shows("[w1] loss 0.5", "[w1]   3/3 ", "[w0]  20%|##        | 2/10 ", "")
+
+
+def test_nested_progress_bars_share_the_line_in_place(terminal: Terminal, tmp_path: Path) -> None:
+    path = tmp_path / "w0.log"
+    with path.open("w", buffering=1) as log:
+        echo = Echo(terminal.out)
+        echo.follow("w0", path)
+        log.write("\repochs 0/3\n\rbatches 1/9\x1b[A")
+        assert terminal.shows("[w0] batches 1/9")
+        log.write("\n\rbatches 2/9\x1b[A")
+        assert terminal.shows("[w0] batches 2/9")
+        log.write("\repochs 1/3")
+        assert terminal.shows("[w0] epochs 1/3")
+    echo.close()
+
+
+def test_elsewhere_a_progress_bar_is_a_line_every_ten_seconds(
+    screen: Screen, tmp_path: Path
+) -> None:
+    times = [0.0]
+    echo = Echo(screen, clock=lambda: times[-1])
+    bar, other = tmp_path / "w0.log", tmp_path / "w1.log"
+    with bar.open("w", buffering=1) as log, other.open("w", buffering=1) as lines:
+        echo.follow("w0", bar)
+        echo.follow("w1", other)
+        log.write("\r10%")
+        assert screen.shows("[w0] 10%\n")
+        log.write("\r20%\r30%")
+        lines.write("loss 0.5\n")
+        assert screen.shows("[w1] loss 0.5\n")  # by a look that has seen the bar, too
+        times.append(BAR_S)
+        assert screen.shows("[w0] 30%\n")
+        log.write("\r100%\n")
+        assert screen.shows("[w0] 100%\n")
+    echo.close()
+    assert screen.getvalue() == "[w0] 10%\n[w1] loss 0.5\n[w0] 30%\n[w0] 100%\n"
