@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,6 +112,7 @@ def test_a_run_trains_to_its_end(runs: Runs, run: Path) -> None:
     done = runs.run("run", "--workers", "3", "--run", run, SCRIPT, "30")
     assert done.returncode == 0
     assert "trained to the end" in done.stderr
+    assert re.search(r"^\d\d:\d\d:\d\d evenstep: generation 1: ", done.stderr, re.MULTILINE)
     for worker in ("w0", "w1", "w2"):
         assert f"[{worker}] {worker} begins 1 of 3\n" in done.stdout
         assert f"{worker} begins 1 of 3\n" in (run / "logs" / f"{worker}.log").read_text()
@@ -304,6 +306,7 @@ def test_a_worker_joins_from_outside_and_leaves_when_asked(runs: Runs, run: Path
     left = ended(guest)
     assert left.returncode == 0
     assert "w1 begins 2 of 2" in left.stdout
+    assert "SIGTERM: leaving at the step's end" in left.stderr
     assert _ids(runs, run) == ["w0"]
     process.send_signal(signal.SIGINT)
     assert ended(process).returncode == 0

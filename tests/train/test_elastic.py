@@ -13,12 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.optim import lr_scheduler
 
+import evenstep
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import Coordinator
+from evenstep.messages import Generation
 from evenstep.train.elastic import ElasticSession
+from evenstep.train.regroup import leaving
 from tests.coordinate.hosted import Hosted, hosted
+from tests.launch.unconfigured import unconfigured
 
 WAIT_S = 20.0
 threaded = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # and forks
@@ -124,3 +129,42 @@ def test_a_heartbeat_tells_steps_from_what_the_script_does_between_them(run: Hos
             optimizer.step()
         told.append(session._member.control._progress().apart)
     assert told == [False, True, False, True, True]
+
+
+@unconfigured()
+def test_a_worker_says_when_it_joins_and_when_and_why_it_leaves(
+    run: Hosted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("COORDINATOR", run.address), ("TOKEN", run.token), ("WORKER", "w7")):
+        monkeypatch.setenv(f"EVENSTEP_{name}", value)
+    with evenstep.join() as session:
+        model = torch.nn.Linear(2, 1)
+        session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+        session.enter()
+    printed = capsys.readouterr().err.splitlines()
+    said = [line.partition(" evenstep: ")[2] for line in printed]  # the coordinator's, too
+    assert f"admitted to the run at {run.address} as w7" in said
+    (joined,) = (line for line in said if line.startswith("w7 is rank"))
+    assert joined.startswith("w7 is rank 0 of 1 in generation 1, at step 0 after ")
+    assert joined.endswith("; w7 joined")
+    assert "w7 leaves the run at step 0: trained to the end" in said
+
+
+def test_a_worker_that_leaves_says_whether_it_was_asked_to() -> None:
+    others = Generation(
+        number=3,
+        roster=("w0",),
+        shares=(8,),
+        planned=True,
+        saves="w0",
+        address="127.0.0.1",
+        port=1,
+        reason="w1 left: SIGTERM",
+    )
+    assert leaving("w1", 9, others) == "w1 leaves the run at step 9, as asked: w1 left: SIGTERM"
+    lost = replace(others, planned=False, reason="w1 lost: not heard of for 30 s")
+    evicted = "w1 is evicted at step 9: w1 lost: not heard of for 30 s"
+    assert leaving("w1", 9, lost) == evicted
+    end = replace(others, roster=(), shares=(), reason="SIGINT")
+    assert leaving("w1", 9, end) == "w1 leaves the run at step 9: the run ends: SIGINT"

@@ -52,8 +52,10 @@ def command(
     )
     asked = False
 
-    def leave(*_: int | FrameType | None) -> None:
+    def leave(number: int, _: FrameType | None) -> None:
         nonlocal asked
+        does = "killed" if asked else "leaving at the step's end; again to kill"
+        click.echo(f"evenstep: {signal.Signals(number).name}: {does}", err=True)
         os.killpg(worker.pid, signal.SIGKILL) if asked else worker.terminate()
         asked = True
 

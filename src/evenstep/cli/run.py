@@ -28,6 +28,7 @@ from evenstep.engine import assemble
 from evenstep.errors import ConfigError
 from evenstep.journal import read
 from evenstep.launch.local import LocalLauncher, worker_environment
+from evenstep.launch.logs import show_log
 from evenstep.strict import build, override
 from evenstep.types import MOST_SAMPLES, listed
 
@@ -131,7 +132,7 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
             spares=options["spares"],
             prices=_prices(options["prices"]),
         )
-        logging.basicConfig(level=logging.INFO, format="evenstep: %(message)s", stream=sys.stderr)
+        show_log()
         # MIN:MAX leaves the number open, and so does a run that goes on as it was.
         asked = ":" not in (options["workers"] or ":")
         run = Run(folder, terms, num, [str(script), *args], asked=asked)

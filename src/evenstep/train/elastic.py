@@ -54,6 +54,7 @@ class ElasticSession(Regrouping):
         kind: str = "",
     ) -> None:
         super().__init__(where, settings, cap=cap, min_share=min_share, seed=seed, kind=kind)
+        log.info("admitted to the run at %s as %s", where, self._member.worker)
         self._planned = 0  # the generation that the leader has passed on
         self._late = False  # others had begun when it came, and it has not joined in a step yet
         self._reported_by: Generation
@@ -271,6 +272,8 @@ class ElasticSession(Regrouping):
             until_s = time.monotonic() + PARTING_S
             while control.connected and control.goodbye is None and time.monotonic() < until_s:
                 control.wait(0.05)
+            why = control.goodbye or "trained to the end"
+            log.info("%s leaves the run at step %d: %s", self._member.worker, self._next_step, why)
         control.close()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evenstep.launch.environment import Place, find
+from evenstep.launch.logs import show_log_by_default
 from evenstep.strict import override
 from evenstep.train.fixed import FixedSession
 from evenstep.train.session import Session
@@ -38,4 +39,5 @@ def join(
         return FixedSession(where, plain, journal=journal, **own)
     from evenstep.train.elastic import ElasticSession
 
+    show_log_by_default()
     return ElasticSession(where, plain, **own)

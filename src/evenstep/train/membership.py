@@ -109,6 +109,7 @@ class Membership:
     def check_place(self) -> None:
         """Raises if this worker's place is not its own any more."""
         if self.control.goodbye is not None and self._rests:
+            log.info("%s, a spare, leaves the run: %s", self.worker, self.control.goodbye)
             raise LeftError(LEFT)
         if self.control.goodbye is not None:
             log.error("this worker is no part of the run any more: %s", self.control.goodbye)

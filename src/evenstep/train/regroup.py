@@ -84,14 +84,14 @@ class Regrouping(Session):
                 self._farewell(told)
             self._let_go()
             if self._member.worker in told.spares:
-                log.info("this worker waits as a spare: %s", told.reason)
+                log.info("%s waits as a spare: %s", self._member.worker, told.reason)
                 self._member.rest(told)
                 self._at, planned = Position(), 0  # whatever it has will be old
                 continue
             if self._member.worker not in told.roster:
                 if self._member.worker == told.saves:
                     self._save_committed()
-                log.info("this worker leaves: %s", told.reason)
+                log.info("%s", leaving(self._member.worker, self._next_step, told))
                 raise LeftError(LEFT if told.planned else EVICTED)
             try:
                 self._form(told)
@@ -114,8 +114,9 @@ class Regrouping(Session):
             self._member.control.tell(Began(generation=told.number, step=self._next_step))
         took_ms = (time.monotonic() - begun_s) * 1000
         log.info(
-            "generation %d at step %d: rank %d of %d, after %.0f ms; %s",
-            *(told.number, self._next_step, self.rank, self.world, took_ms, told.reason),
+            "%s is rank %d of %d in generation %d, at step %d after %.0f ms; %s",
+            *(self._member.worker, self.rank, self.world, told.number),
+            *(self._next_step, took_ms, told.reason),
         )
         return had_begun
 
@@ -324,6 +325,15 @@ class Regrouping(Session):
                 return
             self._roll_back()
         self._save(wait=True)
+
+
+def leaving(worker: str, step: int, told: Generation) -> str:
+    """A worker that is not in the roster of a generation leaves: when and why, in words."""
+    if not told.roster:
+        return f"{worker} leaves the run at step {step}: the run ends: {told.reason}"
+    if told.planned:
+        return f"{worker} leaves the run at step {step}, as asked: {told.reason}"
+    return f"{worker} is evicted at step {step}: {told.reason}"
 
 
 def _host(address: str) -> tuple[Store, int]:
