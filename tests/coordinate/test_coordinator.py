@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -314,6 +315,31 @@ def test_one_who_was_leaving_is_not_replaced(make: Make) -> None:
     world.leave(b)
     world.die(b)
     assert world.starting == []
+
+
+def test_the_log_says_why_workers_are_launched_and_drained(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "evenstep")
+    world = make()
+    _, b, c = launched(world, 3)
+    world.die(c)
+    world.settle(8)
+    ask(world, "scale", num_workers=4)
+    world.settle(8)
+    ask(world, "drain", worker="w3")
+    world.leave(b)
+    world.settle(8)
+    ask(world, "scale", num_workers=1)
+    orders = [m for m in caplog.messages if m.startswith(("launching", "draining"))]
+    assert orders == [
+        "launching 3 workers: asked for",
+        "launching 1 worker: in place of w2",
+        "launching 1 worker: 4 workers asked for",
+        "draining w3: asked for",
+        "draining w1: a spot notice",
+        "draining w4: 1 workers asked for",
+    ]
 
 
 def test_a_launcher_that_cannot_launch_is_an_event(make: Make) -> None:

@@ -284,6 +284,8 @@ class Changes(Standing):
 
     def _let_go(self, member: Member, why: str) -> None:
         """A worker goes: at a step's end if it trains, else now."""
+        if member.state in (State.IN, State.STARTING, State.READY, State.SPARE):
+            log.info("draining %s: %s", member.id, why)
         if member.state is State.IN:
             member.state, member.leaves_because = State.ASKED, why
         elif member.state in (State.STARTING, State.READY, State.SPARE):
@@ -373,6 +375,10 @@ class Changes(Standing):
     def _launch(self, now_s: float, num_workers: int, reason: str, kind: str = "") -> None:
         """Call spares back, and start processes for the rest."""
         num_workers -= self._call_spares(num_workers, reason, kind)
+        if num_workers > 0:
+            what = "worker" if num_workers == 1 else "workers"
+            what += f" of kind {kind}" if kind else ""
+            log.info("launching %d %s: %s", num_workers, what, reason)
         failures = self.crew.launch(num_workers, reason, kind, now_s)
         if failures:
             self._last_loss = f"a worker could not be started: {failures[0]}"
