@@ -31,7 +31,7 @@ def launched(world: World, num: int) -> list[SimWorker]:
 
 
 def status(world: World) -> dict[str, Any]:
-    return world.coordinator.status()
+    return world.coordinator.status(world.now_s)
 
 
 def states(world: World) -> dict[str, str]:

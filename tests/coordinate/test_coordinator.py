@@ -23,7 +23,7 @@ from evenstep.messages import (
     Stuck,
     Welcome,
 )
-from evenstep.types import Launch, LaunchFailed, Left, Lost, StepReport
+from evenstep.types import Launch, LaunchFailed, Left, Lost, StepReport, Steps
 from tests.coordinate.situations import (
     Make,
     ask,
@@ -36,6 +36,7 @@ from tests.coordinate.situations import (
     status,
     training,
 )
+from tests.coordinate.world import SimWorker, World
 
 # The beginning.
 
@@ -550,3 +551,42 @@ def test_a_worker_that_does_not_come_up_in_time_is_given_up(make: Make) -> None:
     world.coordinator.ended(world.now_s, late, -9)
     assert any(isinstance(e, LaunchFailed) for e in events(world))
     assert status(world)["state"] == "training"
+
+
+# How fast it is.
+
+
+def report_step(
+    world: World, leader: SimWorker, seconds: float, quiet: Steps | None = None
+) -> None:
+    """The leader's word of a step, and of quiet ones before it, after the time that they took."""
+    quiet = quiet or Steps()
+    shares = leader.told[leader.generation].shares
+    reports = tuple(map(StepReport, roster(world), shares, [seconds] * len(shares)))
+    world.now_s += quiet.seconds + seconds
+    world.step += quiet.num + 1
+    number, step = leader.generation, world.step
+    told = Stepped(generation=number, step=step, seconds=seconds, reports=reports, quiet=quiet)
+    world.say(leader, told)
+
+
+def test_status_shows_the_throughput_of_the_last_steps_with_quiet_ones(make: Make) -> None:
+    world = make()
+    leader, _ = training(world, 2)
+    for _ in range(20):
+        report_step(world, leader, seconds=0.064)
+    world.now_s += 60.0  # an evaluation
+    report_step(world, leader, 0.32, Steps(num=19, seconds=19 * 0.64, samples=19 * 64))
+    assert status(world)["samples_per_s"] == round(20 * 64 / (19 * 0.64 + 0.32), 1)
+
+
+def test_status_shows_no_throughput_of_other_workers(make: Make) -> None:
+    world = make()
+    leader, other = training(world, 2)
+    report_step(world, leader, seconds=0.064)
+    world.die(other)
+    assert status(world)["samples_per_s"] == 0.0
+    world.enter()
+    # Samples of the generation before come without their time.
+    report_step(world, leader, 0.64, Steps(num=1, seconds=0.64, samples=101 * 64))
+    assert status(world)["samples_per_s"] == 100.0

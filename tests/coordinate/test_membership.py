@@ -202,7 +202,7 @@ class Membership(RuleBasedStateMachine):
         for _ in range(130):
             world.beat()
         world.settle(400)
-        status = world.coordinator.status()
+        status = world.coordinator.status(world.now_s)
         if world.coordinator.ending:
             return
         alive = [w for w in world.workers.values() if w.connected and not w.frozen]

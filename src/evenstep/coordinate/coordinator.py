@@ -10,6 +10,8 @@ import logging
 from itertools import count
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from evenstep.coordinate.brain import Brain, Timer
 from evenstep.coordinate.crew import ABORTED, Exit, Meaning, told_of
 from evenstep.coordinate.member import Ending, Member, Outside, State, Store, Terms
@@ -33,7 +35,7 @@ from evenstep.messages import (
     Welcome,
 )
 from evenstep.ports import Launcher
-from evenstep.types import DrainAsked, SizeAsked, StepDone, Worker, WorkerId
+from evenstep.types import DrainAsked, SizeAsked, StepDone, Steps, Worker, WorkerId
 
 log = logging.getLogger("evenstep")
 
@@ -299,7 +301,8 @@ class Coordinator(Patience):
         if self._brain is None or not self._leads(member, self._running, message.generation):
             return
         self._step, self._num_meetings = message.step, 0
-        self._recent.append((sum(r.samples for r in message.reports), message.seconds))
+        self._steps_s.append(message.seconds)
+        self._throughput.add(now_s, done.generation, _own_steps(done, self._brain.cluster.batch))
         for report in message.reports:
             if other := self._members.get(report.worker):
                 other.freed()
@@ -357,3 +360,10 @@ class Coordinator(Patience):
     def _free_name(self) -> WorkerId:
         taken = self._used | self._members.keys() | self.crew.running
         return next(name for name in self._names if name not in taken)
+
+
+def _own_steps(done: StepDone, batch: int) -> Steps:
+    """The steps that a leader tells of, without samples of a generation before its own."""
+    quiet = done.quiet
+    own = replace(quiet, samples=min(quiet.samples, quiet.num * batch))
+    return replace(done, quiet=own).steps

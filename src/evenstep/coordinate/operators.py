@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import msgspec
 
 from evenstep.coordinate.brain import Brain
 from evenstep.coordinate.member import Outside, State, Terms
-from evenstep.coordinate.overview import row, samples_per_s
+from evenstep.coordinate.overview import Throughput, row
 from evenstep.coordinate.takeover import Takeover
 from evenstep.errors import EvenstepError, InvalidInputError
 from evenstep.messages import Answer, Ask
 from evenstep.ports import Launcher
 from evenstep.types import DrainAsked, SizeAsked, WorkerId, listed
-
-RECENT_STEPS = 20
 
 
 class Operators(Takeover):
@@ -24,14 +21,14 @@ class Operators(Takeover):
 
     def __init__(self, terms: Terms, outside: Outside, launcher: Launcher | None) -> None:
         super().__init__(terms, outside, launcher)
-        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)  # samples, seconds
+        self._throughput = Throughput()
 
     def ask(self, now_s: float, ask: Ask) -> Answer:
         """Do what an operator asks for, and tell."""
         try:
             match ask.what:
                 case "status":
-                    return Answer(told=self.status())
+                    return Answer(told=self.status(now_s))
                 case "scale":
                     return Answer(told=self._scale(now_s, ask.num_workers))
                 case "drain":
@@ -43,19 +40,20 @@ class Operators(Takeover):
             return Answer(problem=str(e))
         return Answer(problem=f"cannot do {ask.what!r}; known: status, scale, drain, stop")
 
-    def status(self) -> dict[str, Any]:
+    def status(self, now_s: float) -> dict[str, Any]:
         """The run as people want to see it."""
         cluster = self._brain.cluster if self._brain else None
         roster = self._running.roster if self._running else cluster.roster if cluster else ()
+        number = self._running.number if self._running else self._number
         rank = {worker: i for i, worker in enumerate(roster)}
         ids = dict.fromkeys((*roster, *self._members, *sorted(self.crew.running)))
         return {
             "run": self.terms.run,
             "state": self._state(),
             "reason": self._paused or self._stopping,
-            "generation": self._running.number if self._running else self._number,
+            "generation": number,
             "step": self._step,
-            "samples_per_s": samples_per_s(self._recent),
+            "samples_per_s": self._throughput.samples_per_s(now_s, number),
             "restarts_left": self.crew.restarts_left,
             "settings": msgspec.to_builtins(cluster.settings) if cluster else {},
             "workers": [row(w, self._members.get(w), rank.get(w), self._state_of(w)) for w in ids],

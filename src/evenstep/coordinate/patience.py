@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
@@ -14,6 +15,7 @@ from evenstep.types import WorkerId
 
 MEETINGS = 3  # of a roster that cannot take a step, or with a newcomer, before someone goes
 SAVING_S = 600.0  # for whoever writes the last checkpoint
+RECENT_STEPS = 20  # whose median tells how long a step takes
 OWN_LAG_S = 2.0  # after which it was us who did not listen
 
 
@@ -23,6 +25,7 @@ class Patience(Operators):
     def __init__(self, terms: Terms, outside: Outside, launcher: Launcher | None) -> None:
         super().__init__(terms, outside, launcher)
         self._seen_s: float | None = None  # when we last looked at the clock
+        self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._num_meetings = 0  # since the last step, of workers that all waited
 
     def _look_at_the_clock(self, now_s: float) -> None:
@@ -114,5 +117,4 @@ class Patience(Operators):
             self._watch(now_s)
 
     def _patience_s(self) -> float:
-        steps_s = [seconds for _, seconds in self._recent]
-        return max(self.terms.patience_s, PATIENCE_STEPS * median(steps_s or [0.0]))
+        return max(self.terms.patience_s, PATIENCE_STEPS * median(self._steps_s or [0.0]))
