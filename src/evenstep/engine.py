@@ -21,7 +21,17 @@ from evenstep.journal import Journal
 from evenstep.ports import BatchPolicy, Foresees, ScalingHeuristic, look_up
 from evenstep.predict import make
 from evenstep.strict import build
-from evenstep.types import AnyAction, AnyEvent, Fleet, FloatArray, Outcome, StepDone, WorkerId
+from evenstep.types import (
+    AnyAction,
+    AnyEvent,
+    Fleet,
+    FloatArray,
+    Outcome,
+    Plan,
+    Stay,
+    StepDone,
+    WorkerId,
+)
 
 
 class Engine:
@@ -31,6 +41,7 @@ class Engine:
         self.cluster = assemble(settings)
         self.journal = journal
         self._forecaster = make(settings.forecaster.name, settings.forecaster.options)
+        self._stays_because = ""
         self._outlook: dict[WorkerId, tuple[float, float]] = {}  # as the step at hand began
 
     def handle(self, at_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:
@@ -39,10 +50,11 @@ class Engine:
             raise InvalidInputError("at_s", f"must be a time, got {at_s}")
         if isinstance(event, StepDone) and event.forecasts is None and self._is_news(event):
             event = self._foresee(event)
-        cluster, actions = decide(self.cluster, event)
+        cluster, decided = decide(self.cluster, event)
+        actions, stays_because = without_repeats(decided, self._stays_because)
         if self.journal is not None:
             self.journal.append(at_s, event, actions)
-        self.cluster = cluster
+        self.cluster, self._stays_because = cluster, stays_because
         return actions
 
     def _is_news(self, event: StepDone) -> bool:
@@ -65,6 +77,26 @@ class Engine:
 
     def _column(self, fleet: Fleet) -> FloatArray:
         return np.array([self._outlook.get(w, (math.nan, math.nan)) for w in fleet.ids])
+
+
+def without_repeats(
+    actions: tuple[AnyAction, ...], stays_because: str
+) -> tuple[tuple[AnyAction, ...], str]:
+    """Actions without a Stay for the same reason as the last one, and the reason of the last one.
+
+    The size is looked at every few steps, and mostly the answer is the same. A change of the
+    cluster in between makes it news again.
+    """
+    kept: list[AnyAction] = []
+    for action in actions:
+        if isinstance(action, Stay):
+            if action.reason == stays_because:
+                continue
+            stays_because = action.reason
+        elif not isinstance(action, Plan):
+            stays_because = ""
+        kept.append(action)
+    return tuple(kept), stays_because
 
 
 def assemble(settings: Settings) -> Cluster:

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 
 from evenstep.config import Choice, Settings
 from evenstep.decide.batching import POLICIES
+from evenstep.decide.machine import decide
+from evenstep.engine import assemble
 from evenstep.errors import PausedError
-from evenstep.journal import read
+from evenstep.journal import Journal, read
 from evenstep.simulate.replay import replay
 from evenstep.simulate.run import run
 from evenstep.simulate.scenario import Scenario
 from evenstep.strict import build
-from evenstep.types import Plan, StepDone
+from evenstep.types import Plan, Stay, StepDone
 
 times = st.floats(0.05, 3.0)
 changes = st.fixed_dictionaries(
@@ -162,3 +164,38 @@ def test_forecasts_are_taken_from_the_record_unless_asked_otherwise(tmp_path: Pa
     anew = [now for _, now in replay(records, other, forecast_anew=True)]
     assert kept == [r.actions for r in records]
     assert anew != kept
+
+
+SETTLED = {
+    "steps": 60,
+    "settings": {
+        "batch": {"size": 40},
+        "scaling": {"heuristic": "efficiency", "period_steps": 2, "settle_steps": 4},
+        "workers": {"max": 2},
+    },
+    "workers": [{"count": 2, "fixed_s": 0.01, "per_sample_s": 0.001}],
+}
+
+
+def test_a_decision_to_stay_is_recorded_when_its_reason_changes(tmp_path: Path) -> None:
+    recorded(SETTLED, tmp_path / "j")
+    actions = [action for record in read(tmp_path / "j")[1] for action in record.actions]
+    reasons = [action.reason for action in actions if isinstance(action, Stay)]
+    assert reasons
+    assert len(set(reasons)) == len(reasons)
+
+
+def test_a_journal_that_repeats_decisions_to_stay_replays_to_the_same_actions(
+    tmp_path: Path,
+) -> None:
+    """As they were written before."""
+    recorded(SETTLED, tmp_path / "j")
+    header, records = read(tmp_path / "j")
+    cluster = assemble(header.settings)
+    with Journal.create(tmp_path / "old", header.settings) as journal:
+        for record in records:
+            cluster, actions = decide(cluster, record.event)
+            journal.append(record.at_s, record.event, actions)
+    assert (tmp_path / "old").read_bytes().count(b"Stay") > 10
+    for record, actions in replay(read(tmp_path / "old")[1], header.settings):
+        assert actions == record.actions

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from evenstep.config import Settings
-from evenstep.engine import Engine
+from evenstep.engine import Engine, without_repeats
 from evenstep.journal import Record
 from evenstep.types import AnyAction, Regroup, StepDone
 
@@ -22,7 +22,7 @@ def replay(
     decided on them, not how the cluster would have gone on.
     """
     engine = Engine(settings)
-    recorded_generation = 0
+    recorded_generation, stays_because = 0, ""
     for record in records:
         event = record.event
         if isinstance(event, StepDone):
@@ -32,7 +32,9 @@ def replay(
                 event = msgspec.structs.replace(event, generation=now)
             if forecast_anew:
                 event = msgspec.structs.replace(event, forecasts=None)
-        yield record, engine.handle(record.at_s, event)
-        for action in record.actions:
+        # Journals of older versions repeat a decision to stay at every look.
+        was, stays_because = without_repeats(record.actions, stays_because)
+        yield msgspec.structs.replace(record, actions=was), engine.handle(record.at_s, event)
+        for action in was:
             if isinstance(action, Regroup):
                 recorded_generation = action.generation
