@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,30 @@ def test_a_worker_that_leaves_says_whether_it_was_asked_to() -> None:
     assert leaving("w1", 9, lost) == evicted
     end = replace(others, roster=(), shares=(), reason="SIGINT")
     assert leaving("w1", 9, end) == "w1 leaves the run at step 9: the run ends: SIGINT"
+
+
+def test_the_leader_tells_of_local_batch_normalisation_once_there_are_several_workers(
+    run: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    def one(num_workers: int) -> int:
+        where = Coordinator(host=run.name, port=run.port, token=run.token)
+        with ElasticSession(where, {"workers": {"min": num_workers}}) as session:
+            session.prepare(torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)))
+            session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+            session.enter()
+            return session.world
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(one, [2, 2])) == [2, 2]
+    (told,) = (m for m in caplog.messages if "BatchNorm" in m)
+    assert "sync_batchnorm=True" in told
+
+
+def test_one_worker_alone_hears_nothing_of_batch_normalisation(
+    run: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    with join(run) as session:
+        session.prepare(torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)))
+        session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+        session.enter()
+    assert "BatchNorm" not in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -25,8 +24,6 @@ from evenstep.train.order import cut
 from evenstep.train.probe import Finished
 from evenstep.train.reduce import Reducer
 from evenstep.train.stepping import Stepping
-
-log = logging.getLogger("evenstep")
 
 CLOSE_S = 15.0  # for process groups to be destroyed; on a busy host even milliseconds take long
 
@@ -125,8 +122,6 @@ class Session(Stepping):
             if hasattr(other, "state_dict"):
                 self._things[f"{type(other).__name__}-{i}"] = other
         self._meet(model)
-        if names and not sync_batchnorm and self.is_leader and self.world > 1:
-            log.warning("%s", norm.notice(names))
         return (model, *others) if others else model
 
     def loader(

@@ -53,6 +53,7 @@ class Stepping(ABC):
         self._device = CPU
         self._sync_norms = False
         self._local_norms: torch.nn.Module | None = None
+        self._told_norms = False
         self._loader: Loader | None = None
         self._plans: list[RankPlan] = []
         self._rate = Rate()
@@ -242,6 +243,15 @@ class Stepping(ABC):
                 self._waited,
                 on_gone,
             )
+        self._tell_of_local_norms()
+
+    def _tell_of_local_norms(self) -> None:
+        """Warn of batch normalisation by shares, once, when there first are several workers."""
+        if self._local_norms is None or self.world == 1 or self._told_norms:
+            return
+        self._told_norms = True  # also by another worker, in case this one leads later
+        if self.is_leader:
+            log.warning("%s", norm.notice(norm.find(self._local_norms)))
 
     def _all_on_cuda(self, elastic: bool) -> bool:
         """Gradients are reduced where they are if NCCL can do it; others meet on the host."""
