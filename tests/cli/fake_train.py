@@ -82,6 +82,10 @@ def train(worker: FakeWorker, counter: Path, num_steps: int, wrong: str) -> None
     worker.hear(Goodbye)
     if wrong == "after":
         raise RuntimeError("cannot save the model")
+    if wrong in ("busy after", "stubborn after"):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if wrong == "busy after" else signal.SIG_IGN)
+        say(f"{worker.id} saves its model")
+        time.sleep(600)
     if wrong == "killed after":
         os.kill(os.getpid(), signal.SIGKILL)
 

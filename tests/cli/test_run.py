@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -9,13 +10,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from evenstep.cli.requests import SAME_S
+from evenstep.cli.run import Run
+from evenstep.coordinate.member import Ending, Terms
+from evenstep.coordinate.run import RunFolder
 from evenstep.journal import read
 from evenstep.types import Joined, Left, Lost, Regroup
 
@@ -211,14 +216,79 @@ def test_a_stopped_run_goes_on_where_it_was(runs: Runs, run: Path, number: signa
     assert generations(run) == [1, 2]
 
 
-def test_a_second_signal_kills(runs: Runs, run: Path) -> None:
-    process = runs.start("run", "--workers", "2", "--run", run, SCRIPT, LONG, "hang", "all")
-    until(lambda: _said(run, "w0 hangs") and _said(run, "w1 hangs"))
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGTERM)
-    done = ended(process)
-    assert done.returncode == 1
-    assert "killed before it could end in order" in done.stderr
+class Clocked:
+    """`evenstep run` in this process, on a clock that tests set."""
+
+    def __init__(self, folder: Path, *args: str) -> None:
+        self.now_s = 0.0
+        self._made = RunFolder.make(folder)
+        command = [str(SCRIPT), *args]
+        terms = Terms(run=str(folder))
+        self.run = Run(self._made, terms, 2, command, asked=True, clock=lambda: self.now_s)
+
+    def to_its_end(self, meanwhile: Callable[[], Awaitable[None]]) -> Ending:
+        async def both() -> Ending:
+            ending = asyncio.create_task(self.run.to_its_end("127.0.0.1", 0, None))
+            try:
+                await meanwhile()
+                return await asyncio.wait_for(ending, BOUND_S)
+            finally:
+                ending.cancel()
+                await asyncio.wait([ending])
+
+        try:
+            return asyncio.run(both())
+        finally:
+            self._made.close()
+
+    async def until_all_say(self, words: str) -> None:
+        logs = [self._made.logs / f"w{n}.log" for n in range(2)]
+        async with asyncio.timeout(BOUND_S):
+            while not all(log.exists() and words in log.read_text() for log in logs):
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers find what the script imports."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.mark.usefixtures("found")
+def test_signals_in_quick_succession_are_one_request_and_a_later_one_kills(run: Path) -> None:
+    clocked = Clocked(run, LONG, "hang", "all")
+
+    async def meanwhile() -> None:
+        await clocked.until_all_say("hangs")
+        clocked.run.on_signal(signal.SIGTERM)
+        clocked.now_s += SAME_S / 2
+        clocked.run.on_signal(signal.SIGTERM)  # as `timeout` does
+        assert clocked.run._host.coordinator.ending is None
+        clocked.now_s += SAME_S
+        clocked.run.on_signal(signal.SIGINT)
+
+    ending = clocked.to_its_end(meanwhile)
+    assert not ending.ok
+    assert ending.why == "killed by SIGINT before it could end in order"
+    assert workers_of(run) == []
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize(("script", "num_signals"), [("busy after", 1), ("stubborn after", 2)])
+def test_a_signal_after_training_ends_scripts_and_spoils_no_good_end(
+    run: Path, script: str, num_signals: int
+) -> None:
+    clocked = Clocked(run, "3", script, "all")
+
+    async def meanwhile() -> None:
+        await clocked.until_all_say("saves its model")
+        for _ in range(num_signals):
+            clocked.run.on_signal(signal.SIGINT)
+            clocked.now_s += SAME_S
+
+    ending = clocked.to_its_end(meanwhile)
+    assert ending.ok
+    assert ending.why == "trained to the end; SIGINT ended scripts that still ran: w0, w1"
     assert workers_of(run) == []
 
 

@@ -12,6 +12,7 @@ from types import FrameType
 import click
 
 from evenstep.cli.place import locate, own_address, token_option
+from evenstep.cli.requests import Requests
 from evenstep.launch.local import tethered, worker_environment
 
 
@@ -50,14 +51,15 @@ def command(
         env=env,
         start_new_session=True,
     )
-    asked = False
+    requests = Requests()
 
     def leave(number: int, _: FrameType | None) -> None:
-        nonlocal asked
-        does = "killed" if asked else "leaving at the step's end; again to kill"
+        if not requests.is_new():
+            return
+        again = requests.num > 1
+        does = "killed" if again else "leaving at the step's end; again to kill"
         click.echo(f"evenstep: {signal.Signals(number).name}: {does}", err=True)
-        os.killpg(worker.pid, signal.SIGKILL) if asked else worker.terminate()
-        asked = True
+        os.killpg(worker.pid, signal.SIGKILL) if again else worker.terminate()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)

@@ -10,8 +10,10 @@ import os
 import signal
 import ssl
 import sys
-from asyncio import FIRST_COMPLETED
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import click
 import msgspec
 
 from evenstep.cli.place import outward
+from evenstep.cli.requests import Requests
 from evenstep.config import Settings
 from evenstep.coordinate.dial import EVERYWHERE
 from evenstep.coordinate.host import Host
@@ -103,8 +106,9 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
     """Train SCRIPT ARGS on workers that may come, go and die.
 
     SCRIPT is started as `python SCRIPT ARGS` for each worker; options of run go before it. Ctrl-C
-    or SIGTERM ends the run in order, with a checkpoint; a second one kills it. Exit code 0: trained
-    to the end, or stopped in order. 1: the script failed, or no worker is left.
+    or SIGTERM ends the run in order, with a checkpoint; a second one, a second later or more, kills
+    it. Exit code 0: trained to the end, or stopped in order. 1: the script failed, or no worker is
+    left.
     """
     old = _opened(options["folder"], options["resume"])
     num, least, most = _sizes(options["workers"], _before(old))
@@ -151,22 +155,33 @@ class Run:
     """A coordinator, and what it launches here, from the first worker to the last."""
 
     def __init__(
-        self, folder: RunFolder, terms: Terms, num: int, command: list[str], *, asked: bool
+        self,
+        folder: RunFolder,
+        terms: Terms,
+        num: int,
+        command: list[str],
+        *,
+        asked: bool,
+        clock: Callable[[], float] = time.monotonic,
+        leave_s: float = LEAVE_S,
     ) -> None:
+        self._clock, self._leave_s = clock, leave_s
         self._folder, self._num, self._asked, self._command = folder, num, asked, command
         most = f":{terms.most}" if terms.most < MOST_WORKERS else ""
         about = {"script": Path(command[0]).name, "workers": f"{num}{most}"}
         self._host = Host(folder, terms, about)
-        self._signals = 0
-        self._killed = asyncio.Event()
+        self._requests = Requests(clock)
+        self._launcher: LocalLauncher
+        self._killed = False
+        self._cut_short = ""  # what scripts did after training, and by what
 
     async def to_its_end(self, host: str, port: int, tls: ssl.SSLContext | None) -> Ending:
         """Train. Nothing that was started here is left when it ends, however it ends."""
         address = await self._listen(host, port, tls)
-        launcher = self._launcher(host, address)
+        self._launcher = launcher = self._make_launcher(host, address)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
+            loop.add_signal_handler(number, self.on_signal, number)
         try:
             click.echo(f"evenstep: run {self._folder.path}, coordinator at {address}", err=True)
             coordinator = self._host.coordinator
@@ -179,15 +194,32 @@ class Run:
             for worker in coordinator.never_joined():
                 launcher.stop(worker)
             if ending.ok:
-                await self._last_words(launcher)
-            await launcher.close(0.0 if self._killed.is_set() else LAST_S)
-            if self._killed.is_set():
-                return Ending(ok=False, why="killed before it could end in order")
+                await self._await_processes()
+            await launcher.close(0.0 if self._killed else LAST_S)
             assert coordinator.ending is not None
-            return coordinator.ending  # a script may fail after training, too
+            ending = coordinator.ending  # a script may fail after training, too
+            if ending.ok and self._cut_short:
+                return replace(ending, why=f"{ending.why}; {self._cut_short}")
+            return ending
         finally:
             await launcher.close()
             await self._host.close()
+
+    async def _await_processes(self) -> None:
+        """Wait for the workers' processes after the run's end.
+
+        A script that has trained to the end may do whatever comes after, for as long as it takes.
+        A worker that has left before that is killed after a bound.
+        """
+        launcher, until_s = self._launcher, self._clock() + self._leave_s
+        while not await launcher.wait(min(AWAIT_S, self._leave_s)):
+            left = launcher.running - self._host.coordinator.trained
+            log.info("waiting for the processes of %s to end", listed(sorted(launcher.running)))
+            for worker in sorted(left) if self._clock() >= until_s else ():
+                log.warning(
+                    "%s left the run %g s ago and still runs: killed", worker, self._leave_s
+                )
+                launcher.kill(worker)
 
     async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> str:
         before = self._folder.address().rpartition(":")[2]
@@ -199,7 +231,7 @@ class Run:
         except OSError as e:
             raise ConfigError("--host, --port", f"cannot listen at {host}:{port}: {e}") from None
 
-    def _launcher(self, host: str, address: str) -> LocalLauncher:
+    def _make_launcher(self, host: str, address: str) -> LocalLauncher:
         port = address.rpartition(":")[2]
         env = worker_environment(
             os.environ,
@@ -222,46 +254,28 @@ class Run:
         coordinator.crew.launcher = launcher
         return launcher
 
-    async def _last_words(self, launcher: LocalLauncher) -> None:
-        """Wait for processes after the run's end.
-
-        What a script does after training takes as long as it takes. A worker that was told to
-        leave, or that has left before, gets a minute.
-        """
-        loop = asyncio.get_running_loop()
-        leave_until_s = loop.time() + LEAVE_S
-        killed = asyncio.create_task(self._killed.wait())
-        ended = asyncio.create_task(launcher.wait())
-        while True:
-            await asyncio.wait({killed, ended}, timeout=AWAIT_S, return_when=FIRST_COMPLETED)
-            if killed.done() or ended.done():
-                break
-            trained = launcher.running & self._host.coordinator.trained
-            left = launcher.running - trained
-            if loop.time() < leave_until_s:
-                log.info("waiting for the processes of %s to end", listed(sorted(trained | left)))
-                continue
-            for worker in sorted(left):
-                log.warning("%s left the run %g s ago and still runs: killed", worker, LEAVE_S)
-                launcher.kill(worker)
-            if trained:
-                log.info(
-                    "waiting for %s: trained to the end, script still running",
-                    listed(sorted(trained)),
-                )
-        for task in (killed, ended):
-            task.cancel()
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        coordinator, name = self._host.coordinator, signal.Signals(number).name
-        self._signals += 1
-        if self._signals == 1 and coordinator.ending is None:
+    def on_signal(self, number: int) -> None:
+        """Stop in order; asked again, kill. After the run wait no longer for what scripts do."""
+        if not self._requests.is_new():
+            return
+        name, coordinator = signal.Signals(number).name, self._host.coordinator
+        ending, running = coordinator.ending, sorted(coordinator.crew.running)
+        if ending is None and self._requests.num == 1:
             log.info("%s: ending at the step's end, with a checkpoint; again to kill", name)
             self._host.call(coordinator.stop, name)
-            return
-        log.info("%s: killed", name)
-        self._host.call(coordinator.fail, f"killed by {name}")
-        self._killed.set()
+        elif ending is not None and ending.ok and not self._cut_short:
+            log.info("%s: the run is over; scripts that still run are ended; again to kill", name)
+            if running:
+                self._cut_short = f"{name} ended scripts that still ran: {listed(running)}"
+            for worker in running:
+                coordinator.crew.evict(worker)
+        else:
+            log.info("%s: killed", name)
+            why = f"killed by {name} before it could end in order"
+            self._host.call(coordinator.fail, why)
+            self._killed = True
+            for worker in running:
+                self._launcher.kill(worker)
 
 
 def _opened(new: Path | None, old: Path | None) -> RunFolder | None:
