@@ -14,11 +14,14 @@ from torch._C._distributed_c10d import HashStore
 
 from evenstep.train.group import (
     Group,
+    GroupGoneError,
     PeerLostError,
     SupersededError,
     _tell,
     card_of,
+    ends_on_error,
     on_cards,
+    surviving_errors,
     why_on_host,
 )
 from tests.train.ranks import run_ranks
@@ -27,10 +30,15 @@ CUDA = torch.device("cuda", 0)
 
 
 class Sum:
-    """A sum of NCCL's: there after some looks at it, or never."""
+    """A sum of NCCL's: there after some looks at it, or never.
 
-    def __init__(self, looks: int | None, error: str = "") -> None:
-        self._looks, self._error = looks, error
+    `error` is raised by a wait for it; `failure` is not, as in WorkNCCL.
+    """
+
+    def __init__(
+        self, looks: int | None, error: str = "", failure: Exception | None = None
+    ) -> None:
+        self._looks, self._error, self._failure = looks, error, failure
         self.ordered = False  # the stream waits for it
 
     def is_completed(self) -> bool:
@@ -38,6 +46,9 @@ class Sum:
             return False
         self._looks -= 1
         return self._looks < 0
+
+    def exception(self) -> Exception | None:
+        return self._failure
 
     def wait(self, timeout: Any = None) -> None:
         assert timeout is None, "NCCL would break off the sum"
@@ -109,6 +120,14 @@ def test_a_sum_that_failed_is_a_lost_peer(sees_through: bool) -> None:
         made.wait(Sum(0, "NCCL error: remote process exited"))  # type: ignore[arg-type]
 
 
+def test_a_sum_that_is_completed_by_an_error_is_a_lost_peer() -> None:
+    made, _ = group(sees_through=True)
+    work = Sum(looks=0, failure=RuntimeError("NCCL error: remote process exited"))
+    with pytest.raises(PeerLostError, match="NCCL error: remote process exited"):
+        made.wait(work)  # type: ignore[arg-type]
+    assert not work.ordered  # or the card would go on with a failed sum
+
+
 def test_closing_lets_the_last_sum_of_a_fixed_roster_end() -> None:
     made, backend = group(sees_through=False)
     backend.work = Sum(looks=3)
@@ -177,14 +196,16 @@ def test_an_elastic_run_goes_through_host_memory_and_says_so_once(
 def test_an_elastic_run_uses_nccl_if_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENSTEP_NCCL", "1")
     assert run_ranks(2, elastic) == [True, True]
-    assert os.environ[WATCHDOG] == "0"  # it leaves the process alone
 
 
 @pytest.mark.usefixtures("untold")
-def test_a_fixed_roster_keeps_the_watchdog() -> None:
-    fixed = [True, True]
-    assert run_ranks(2, lambda s: on_cards(s._group, s.rank + 1, elastic=False)) == fixed
+def test_the_watchdog_is_off_while_an_elastic_group_is_made_and_for_nobody_else() -> None:
+    with surviving_errors(True):
+        assert not ends_on_error()
+    assert ends_on_error()
     assert WATCHDOG not in os.environ
+    with surviving_errors(False):
+        assert ends_on_error()
 
 
 def test_workers_on_processors_hear_nothing_of_cards(caplog: pytest.LogCaptureFixture) -> None:
@@ -195,9 +216,9 @@ def test_workers_on_processors_hear_nothing_of_cards(caplog: pytest.LogCaptureFi
 
 
 def test_the_users_own_setting_of_the_watchdog_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVENSTEP_NCCL", "1")
     monkeypatch.setenv(WATCHDOG, "1")
-    assert run_ranks(2, elastic) == [True, True]
+    with surviving_errors(True):
+        assert os.environ[WATCHDOG] == "1"
     assert os.environ[WATCHDOG] == "1"
 
 
@@ -215,3 +236,12 @@ def test_closing_a_group_aborts_what_is_blocked_in_it() -> None:
     for rank in ranks:
         rank.close(wait_s=3600.0)
         assert rank.is_gone
+
+
+def test_a_closed_group_sums_nothing_instead_of_giving_back_the_ranks_own_value() -> None:
+    def body(session: Any) -> None:
+        session._group.close()
+        with pytest.raises(GroupGoneError, match="has closed its group of 2 workers"):
+            session._group.sum(torch.ones(1))
+
+    run_ranks(2, body)

@@ -15,8 +15,8 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from hashlib import blake2b
@@ -158,6 +158,7 @@ class Group:
 
     def sum_async(self, tensor: torch.Tensor) -> Work | None:
         """Start summing a tensor over the group, in place. All ranks start sums in one order."""
+        self._check_open()
         if self._backend is None:
             return None
         options = AllreduceOptions()
@@ -165,6 +166,13 @@ class Group:
         work: Work = self._backend.allreduce([tensor], options)
         self._newest = work
         return work
+
+    def _check_open(self) -> None:
+        """Refuse to take this rank's own value for the sum over a group that is closed."""
+        if self.is_closed and self.world > 1:
+            raise GroupGoneError(
+                f"rank {self.rank} has closed its group of {self.world} workers: nothing is summed"
+            )
 
     def wait(self, work: Work | Transfer | None) -> None:
         """Wait for a sum or a transfer, unless a newer generation makes it void."""
@@ -198,6 +206,9 @@ class Group:
         try:
             if self.sees_through:
                 self._poll(work)
+                # NCCL counts a failed sum as completed, and `wait` does not raise its error.
+                if (error := work.exception()) is not None:
+                    self._mourn(error)
             work.wait()
         except RuntimeError as e:
             self._mourn(e)
@@ -232,6 +243,7 @@ class Group:
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """One rank's tensor, the leader's unless told otherwise, on every rank, in place."""
+        self._check_open()
         if self._backend is None:
             return
         options = BroadcastOptions()
@@ -357,10 +369,28 @@ def on_cards(group: Group, card: int, *, elastic: bool) -> bool:
     why = why_on_host(cards, wills)
     if why and any(cards) and group.rank == 0:
         _tell(why)
-    if not why and elastic and not any(name in os.environ for name in ON_ERROR):
-        # Or else its watchdog ends this process when a peer dies: what the group is to survive.
-        os.environ[ON_ERROR[0]] = "0"
     return not why
+
+
+def ends_on_error() -> bool:
+    """Whether NCCL's watchdog ends the process after a failed sum, as it does by default."""
+    return next((os.environ[name] for name in ON_ERROR if name in os.environ), "") != "0"
+
+
+@contextmanager
+def surviving_errors(wanted: bool) -> Iterator[None]:
+    """Groups of NCCL made meanwhile leave the process alive after a failed sum, if `wanted`.
+
+    Each group reads the environment once, as it is made. The user's own setting stays.
+    """
+    if not wanted or any(name in os.environ for name in ON_ERROR):
+        yield
+        return
+    os.environ[ON_ERROR[0]] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(ON_ERROR[0], None)
 
 
 def why_on_host(cards: Sequence[int], willing: Sequence[int]) -> str:

@@ -13,7 +13,15 @@ import torch
 
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train import norm, pulse
-from evenstep.train.group import CPU, Group, GroupGoneError, card_of, on_cards
+from evenstep.train.group import (
+    CPU,
+    Group,
+    GroupGoneError,
+    card_of,
+    ends_on_error,
+    on_cards,
+    surviving_errors,
+)
 from evenstep.train.loader import Loader
 from evenstep.train.meter import Meter, Outlook
 from evenstep.train.probe import Probe
@@ -228,8 +236,9 @@ class Stepping(ABC):
         device = self._device if cuda else CPU
 
         def join(name: str) -> Group:
-            group: Group = make(name, device)
-            group.sees_through = elastic
+            with surviving_errors(elastic and cuda):
+                group: Group = make(name, device)
+            group.sees_through = elastic or not ends_on_error()  # else nobody looks for errors
             return group
 
         gradients = join("gradients") if cuda else self._group
