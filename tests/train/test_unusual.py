@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -351,3 +353,56 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pass_that_failed_after_part_of_it_was_sent_is_an_error(small_buckets: None) -> None:
     assert "failed after part of its gradients was sent" in told(2, retrying)
+
+
+# Several devices in one process: autograd runs a thread for each, and hooks at the same time.
+
+
+class Slow(torch.Tensor):
+    """A gradient whose copy into a bucket takes until `meanwhile` is through."""
+
+    meanwhile: Callable[[], None]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.mul:
+            args[0].meanwhile()
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def test_a_bucket_is_sent_when_the_gradients_of_all_devices_are_in_it() -> None:
+    def body(session: Session) -> tuple[bool, list[torch.Tensor]]:
+        slow, fast = params = [nn.Parameter(torch.zeros(4)) for _ in range(2)]
+        reducer = reduce.Reducer(
+            params,
+            on_ready=lambda used: torch.tensor([0.0, *map(float, used)]),
+            on_reduced=lambda pulse: (1.0, [True, True]),
+        )
+        reducer.regroup(session._group, session._group, 1)
+        [bucket] = reducer.buckets
+        bucket.flat.fill_(torch.nan)
+        sent_early: list[bool] = []
+
+        def on_other_device() -> None:
+            other = threading.Thread(target=reducer._on_grad, args=(fast,), daemon=True)
+            other.start()
+            other.join(30.0)
+            sent_early.append(other.is_alive() or bucket.work is not None)
+
+        def on_pass(_: torch.Tensor) -> None:
+            gradient = torch.ones(4).as_subclass(Slow)
+            gradient.meanwhile = on_other_device
+            slow.grad, fast.grad = gradient, 2 * torch.ones(4)
+            reducer._on_grad(slow)
+
+        x = torch.ones(1, requires_grad=True)
+        x.register_hook(on_pass)  # within a backward pass, as the hooks of parameters are
+        x.sum().backward()
+        reducer.close()
+        return sent_early == [True], [p.grad.clone() for p in params if p.grad is not None]
+
+    for sent_early, gradients in run_ranks(2, body):
+        assert not sent_early
+        for gradient, expected in zip(gradients, (2.0, 4.0), strict=True):
+            assert torch.equal(gradient, torch.full((4,), expected))

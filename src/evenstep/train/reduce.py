@@ -14,6 +14,7 @@ cannot hold its numbers, in half precision or on a GPU, it goes beside it.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -73,7 +74,6 @@ class Bucket:
 
     def fill(self, place: int, weight: float) -> None:
         """A parameter's weighted gradient into the buffer; no gradient, or no weight, is zero."""
-        self.filled.add(place)
         view, param = self.views[place], self.params[place]
         grad = param.grad
         if grad is None or weight == 0:
@@ -84,6 +84,7 @@ class Bucket:
             view.copy_(grad).mul_(weight)
         if grad is not None and grad.device == view.device:
             param.grad = view  # the one that autograd made goes now, not with all others at the end
+        self.filled.add(place)  # only now: another device's thread may be about to start the sum
 
     def fill_up(self, weight: float) -> None:
         """The parameters that this pass did not reach, with what earlier ones left them."""
@@ -166,6 +167,7 @@ class Reducer:
         self._pulse = torch.zeros(0)
         self._pulse_work: Work | None = None  # if it goes by itself
         self._next = 0  # the bucket to be reduced next
+        self._lock = threading.Lock()  # for what is known of the pass at hand
         self._pass: weakref.ref[Pass] | None = None  # that is not over, or that failed
         self.void = False  # the group is gone: nothing is reduced until there is another
         self._useless: Callable[[], str] | None = None
@@ -242,8 +244,10 @@ class Reducer:
                     raise EvenstepError(_of_stranger(param, model))
 
     def _on_grad(self, param: torch.Tensor) -> None:
-        if self._pass is None or self._pass() is None:
-            self._begin_pass()
+        # Autograd has a thread for each device. Gradients are copied outside of the lock.
+        with self._lock:
+            if self._pass is None or self._pass() is None:
+                self._begin_pass()
         if self.void or self._given_up:
             return
         _check_gradient(param)
@@ -257,11 +261,12 @@ class Reducer:
                 "call it with use_reentrant=False."
             )
         bucket.fill(place, self.weight)
-        while self._next < len(self.buckets):
-            bucket = self.buckets[self._next]
-            if len(bucket.filled) < len(bucket.params):
-                break
-            self._start(bucket)
+        with self._lock:
+            while self._next < len(self.buckets):
+                bucket = self.buckets[self._next]
+                if len(bucket.filled) < len(bucket.params):
+                    break
+                self._start(bucket)
 
     def _begin_pass(self) -> None:
         if self._pass is not None and not self.void:  # the one before failed, and was caught
