@@ -23,6 +23,7 @@ from evenstep.launch.environment import Coordinator
 from evenstep.messages import Generation
 from evenstep.train.elastic import ElasticSession
 from evenstep.train.regroup import leaving
+from evenstep.train.group import PeerLostError
 from tests.coordinate.hosted import Hosted, hosted
 from tests.launch.unconfigured import unconfigured
 
@@ -196,3 +197,32 @@ def test_one_worker_alone_hears_nothing_of_batch_normalisation(
         session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
         session.enter()
     assert "BatchNorm" not in caplog.text
+
+
+def test_after_a_session_that_ends_in_a_void_step_optimizers_and_schedulers_are_ordinary(
+    run: Hosted,
+) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer, bare = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    schedule = lr_scheduler.StepLR(optimizer, 1)
+    before = optimizer.__dict__["step"]
+    with join(run) as session:
+        session.prepare(model, optimizer, bare, schedule)
+        loader = session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+        for (x,) in loader:
+            model(x).mean().backward()
+            session._gone(PeerLostError("a worker was lost"))
+            optimizer.step()
+            schedule.step()
+            break
+        assert session.void
+        assert schedule.last_epoch == 0
+    assert type(schedule) is lr_scheduler.StepLR
+    assert optimizer.__dict__["step"] == before
+    assert "step" not in bare.__dict__
+    was = model.weight.detach().clone()
+    model.weight.grad = torch.ones(1, 2)
+    optimizer.step()
+    schedule.step()
+    assert schedule.last_epoch == 1
+    assert not torch.equal(model.weight, was)

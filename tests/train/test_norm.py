@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import TensorDataset
 
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.group import Group
-from evenstep.train.norm import SyncNorm, average_buffers, find, notice, synchronise
+from evenstep.train.norm import SyncNorm, average_buffers, find, notice, synchronise, untie
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks
 
@@ -306,6 +307,33 @@ def test_a_second_call_ties_the_layers_to_the_new_group() -> None:
     assert [m.link.group for m in net.modules() if isinstance(m, SyncNorm) and m.link] == [new] * 2
 
 
+def test_copies_of_a_model_follow_it_to_the_new_group() -> None:
+    old, new = alone(), alone()
+    net = synchronise(network(), old, lambda: 1.0)
+    twin = copy.deepcopy(net)
+    synchronise(net, new, lambda: 1.0)
+    assert [m.group for m in twin.modules() if isinstance(m, SyncNorm)] == [new] * 2
+
+
+def test_a_void_step_asks_nobody_even_where_there_is_a_new_group_already() -> None:
+    def body(group: Group) -> bool:
+        layer = synchronise(nn.BatchNorm1d(3), group, lambda: 2.0, is_void=lambda: True)
+        if group.rank == 0:  # alone: a sum would wait for ever
+            return bool(layer(torch.randn(2, 3)).isfinite().all())
+        return True
+
+    assert run_groups(2, body) == [True, True]
+
+
+def test_layers_of_a_saved_model_or_of_an_ended_session_are_synchronised_again() -> None:
+    net = synchronise(network(), alone(), lambda: 1.0)
+    untie(net)
+    assert find(net) == ["1", "4"]
+    new = alone()
+    synchronise(net, new, lambda: 1.0)
+    assert [m.group for m in net.modules() if isinstance(m, SyncNorm)] == [new] * 2
+
+
 def test_a_copy_stays_tied_and_a_saved_model_does_not() -> None:
     net = synchronise(network(), alone(), lambda: 1.0)
     twin = copy.deepcopy(net)
@@ -462,3 +490,28 @@ def test_a_run_ends_where_one_process_ends(
         for name, tensor in rank.items():
             assert torch.equal(tensor, ranks[0][name]), name
             torch.testing.assert_close(tensor, truth[name], rtol=0, atol=1e-12)
+
+
+def test_after_the_session_synchronised_layers_are_plain_in_the_model_and_in_its_copies() -> None:
+    make = torch.Generator().manual_seed(6)
+    x = torch.randn(32, 6, generator=make, dtype=torch.float64)
+
+    def body(session: Session) -> tuple[nn.Module, AveragedModel, Tensor]:
+        net = session.prepare(copy.deepcopy(SMALL), sync_batchnorm=True)
+        averaged = AveragedModel(net)
+        for xs in session.loader(x, batch=16):
+            loss = net(xs).pow(2).mean()
+            loss.backward()
+        again: Tensor = net(xs).pow(2).mean()
+        return net, averaged, again
+
+    plain = copy.deepcopy(SMALL)
+    update_bn(x.split(8), plain)
+    for net, averaged, loss in run_ranks(2, body, policy="uniform"):
+        with pytest.raises(EvenstepError, match="after the session was closed"):
+            loss.backward()
+        for trained in (net, averaged.module):
+            trained.load_state_dict(SMALL.state_dict())
+            update_bn(x.split(8), trained)
+            for name, buffer in plain.named_buffers():
+                assert torch.equal(trained.get_buffer(name), buffer), name

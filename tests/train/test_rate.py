@@ -122,3 +122,36 @@ def test_norms_for_the_gradients_noise_are_those_of_the_means(weight: Weight | N
     for counted, norm, told, _ in run_ranks(3, body, batch={"lr_rule": "adascale"}):
         assert counted > 0
         assert told == pytest.approx(norm, rel=1e-6)
+
+
+def test_after_the_session_an_optimizer_steps_by_the_users_own_rate() -> None:
+    def body(session: Session) -> tuple[nn.Module, torch.optim.Optimizer]:
+        net = nn.Linear(6, 1, dtype=torch.float64)
+        net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.5))
+        for x, y in session.loader(data(), per_worker=8, limit=24):
+            mse(net(x), y).backward()
+            optimizer.step()
+        return net, optimizer
+
+    for net, optimizer in run_ranks(3, body, batch={"lr_rule": "linear"}):
+        weight = net.get_parameter("bias")
+        before, weight.grad = weight.detach().clone(), torch.ones(1, dtype=torch.float64)
+        optimizer.step()
+        assert float(before - weight.detach()) == pytest.approx(0.5)
+
+
+def test_a_rate_that_a_failed_step_left_multiplied_is_the_users_again_after_the_session() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    rate = Rate()
+    detach = rate.attach(optimizer)
+    rate.aim(0, 3.0)
+
+    def fail() -> float:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(fail)
+    assert optimizer.param_groups[0]["lr"] == 1.5
+    detach()
+    assert optimizer.param_groups[0]["lr"] == 0.5

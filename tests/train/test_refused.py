@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.launch.environment import Place, find
+from evenstep.train.loader import Loader
 from evenstep.train.meeting import ModelsDifferError, PeerFailedError
 from evenstep.train.memory import NothingFitsError, largest_share
 from evenstep.train.session import Session
@@ -124,6 +125,23 @@ def test_a_batch_without_a_backward_pass_is_an_error() -> None:
 
     with pytest.raises(EvenstepError, match="step 0 had no backward pass"):
         run_ranks(1, body)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_closed_session_neither_sums_nor_trains(world: int) -> None:
+    def body(session: Session) -> tuple[Session, Loader]:
+        net_and_sgd(session)
+        return session, session.loader(DATA, batch=8)
+
+    for session, loader in run_ranks(world, body):
+        with pytest.raises(
+            EvenstepError, match=r"session\.sum was used after the session was clos"
+        ):
+            session.sum(1.0)
+        with pytest.raises(
+            EvenstepError, match=r"session\.loader was used after the session was c"
+        ):
+            next(iter(loader))
 
 
 def never_step(session: Session, net: nn.Module) -> None:

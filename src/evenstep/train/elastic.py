@@ -75,7 +75,7 @@ class ElasticSession(Regrouping):
         _check_schedules(self._things.values())
         for thing in self._things.values():
             if isinstance(thing, torch.optim.Optimizer | LRScheduler):
-                skip_if(lambda: self.void, thing)
+                self._releases.append(skip_if(lambda: self.void, thing))
             if isinstance(thing, torch.optim.Optimizer):
                 self._phases.add(thing)
         self._state = State({"model": self._model}, self._things, {})
@@ -261,6 +261,9 @@ class ElasticSession(Regrouping):
 
     def _part(self) -> None:
         control = self._member.control
+        if self.void:  # nothing of a step that does not count is left behind
+            self._undo.forget()
+            self.void = False
         if signal.getsignal(signal.SIGTERM) == self._leave_soon:
             signal.signal(signal.SIGTERM, self._handled_before or signal.SIG_DFL)
         if self._saves and not self._failed:

@@ -15,9 +15,10 @@ KNOWN_BATCHES = 1000  # after which a script has shown what it does in a batch
 CARD_BYTES = 16  # of the state of a generator on CUDA: a seed and how far it is
 
 
-def skip_if(void: Callable[[], bool], thing: Any) -> None:
-    """Make `thing.step()` do nothing while a step is void."""
+def skip_if(void: Callable[[], bool], thing: Any) -> Callable[[], None]:
+    """Make `thing.step()` do nothing while a step is void. The answer undoes it."""
     step = thing.step
+    before = {name: thing.__dict__[name] for name in ("step",) if name in thing.__dict__}
 
     @functools.wraps(step)  # a scheduler knows by a mark on the optimizer's step that it follows it
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -25,10 +26,20 @@ def skip_if(void: Callable[[], bool], thing: Any) -> None:
 
     if isinstance(thing, torch.optim.Optimizer):
         thing.__dict__["step"] = guarded  # as schedulers do
+
+        def undo() -> None:
+            if thing.__dict__["step"] is guarded:  # else a scheduler has wrapped it since
+                del thing.__dict__["step"]
+                thing.__dict__.update(before)
     else:
         # A scheduler's attributes are its state_dict: none may be added.
         kind = type(thing)
         thing.__class__ = type(kind.__name__, (kind,), {"step": staticmethod(guarded)})
+
+        def undo() -> None:
+            thing.__class__ = kind
+
+    return undo
 
 
 def card_random(device: torch.device) -> torch.Tensor:

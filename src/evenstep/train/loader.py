@@ -86,6 +86,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         session, order = self._session, self.order
+        session.check_open("session.loader")
         session.enter()
         self.leave()
         self._loops, self._was_left = self._loops + 1, False

@@ -26,33 +26,43 @@ from evenstep.train.group import Group, GroupGoneError
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Link:
-    """What ties the layers of a model to the other workers."""
+    """What ties the layers of a model, and of its copies, to the other workers.
 
-    group: Group
+    The group is replaced when the roster changes, and None once the session is closed.
+    """
+
+    group: Group | None
     weight_of: Callable[[], float]  # what this worker's mean loss counts for in the step at hand
     on_wait: Callable[[float], None]  # told the seconds that each sum took
     on_gone: Callable[[GroupGoneError], None] | None = None  # makes the step void; else it raises
+    is_void: Callable[[], bool] = lambda: False  # whether the step at hand does not count
     # Kept out of compiled graphs; only now, since the compiler takes a second to import.
-    normalise: Callable[[SyncNorm, Tensor, Link], Tensor] = field(
+    normalise: Callable[[SyncNorm, Tensor, Link, Group], Tensor] = field(
         default_factory=lambda: torch.compiler.disable(_normalise)
     )
 
-    def sum(self, values: Tensor) -> Tensor:
+    def sum(self, values: Tensor, group: Group) -> Tensor:
         """The sum over the group, staged through its device if it is another one."""
-        if self.group.is_closed:  # by the same step, which does not count since
+        if self.group is None:
+            raise EvenstepError(
+                "a backward pass through a synchronised BatchNorm after the session was closed: "
+                "the other workers do not take part any more. Call backward before "
+                "session.close()."
+            )
+        if group.is_closed or self.is_void():  # a worker was lost: the step does not count
             return torch.full_like(values, 2.0)
-        here = values.to(self.group.device)  # from a card, this waits for its work: no peer's fault
+        here = values.to(group.device)  # from a card, this waits for its work: no peer's fault
         began_s = time.perf_counter()
         try:
-            summed = self.group.sum(here).to(values.device)
+            summed = group.sum(here).to(values.device)
         except GroupGoneError as e:
             if self.on_gone is None:
                 raise
             self.on_gone(e)
             return torch.full_like(values, 2.0)  # anything finite: the step does not count
-        if self.group.device.type == "cpu":  # a card's own waiting is not seen from the host
+        if group.device.type == "cpu":  # a card's own waiting is not seen from the host
             self.on_wait(time.perf_counter() - began_s)
         return summed
 
@@ -67,10 +77,16 @@ class SyncNorm(_BatchNorm):
     """BatchNorm that in training normalises by the statistics of all workers' samples together.
 
     A worker whose weight is zero has a stand-in for a batch: it is normalised, and counts nothing.
-    In evaluation, alone, or tied to nobody this is plain BatchNorm; so is its `state_dict`.
+    In evaluation, alone, after the session's end, or once saved and loaded this is plain BatchNorm;
+    so is its `state_dict`.
     """
 
     link: Link | None = None
+
+    @property
+    def group(self) -> Group | None:
+        """The workers whose samples are normalised together; None: this one's alone."""
+        return None if self.link is None else self.link.group
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -78,10 +94,11 @@ class SyncNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise a batch. In training, all workers do so in the same order."""
-        if not self.training or self.link is None or self.link.group.world == 1:
+        link, group = self.link, self.group
+        if not self.training or link is None or group is None or group.world == 1:
             return super().forward(input)
         self._check_input_dim(input)
-        return self.link.normalise(self, input, self.link)
+        return link.normalise(self, input, link, group)
 
     @torch.no_grad()
     def track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
@@ -96,19 +113,19 @@ class SyncNorm(_BatchNorm):
             kept.mul_(1 - rate).add_(new.to(kept), alpha=rate)
 
 
-def _normalise(layer: SyncNorm, x: Tensor, link: Link) -> Tensor:
+def _normalise(layer: SyncNorm, x: Tensor, link: Link, group: Group) -> Tensor:
     weight = link.weight_of()
-    mean, var, count = _union(x, weight > 0, link)
+    mean, var, count = _union(x, weight > 0, link, group)
     if layer.track_running_stats:
         layer.track(mean, var, count)
     normal: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
-        x, layer.weight, layer.bias, mean, var, count, weight, layer.eps, link
+        x, layer.weight, layer.bias, mean, var, count, weight, layer.eps, link, group
     )
     return normal
 
 
 @torch.no_grad()
-def _union(x: Tensor, counts: bool, link: Link) -> tuple[Tensor, Tensor, Tensor]:
+def _union(x: Tensor, counts: bool, link: Link, group: Group) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, biased variance and count per channel of all workers' inputs, in double precision.
 
     Each worker's own variance is taken from the deviations from its own mean, in its own precision:
@@ -123,10 +140,10 @@ def _union(x: Tensor, counts: bool, link: Link) -> tuple[Tensor, Tensor, Tensor]
         torch.cat([own_mean, own_var + own_mean**2], out=sums[1:])
         sums[0] = 1.0
         sums *= x.numel() // channels
-    sums = link.sum(sums)
+    sums = link.sum(sums, group)
     count = sums[0]
     # On a CUDA device the look at the count would make the host wait.
-    if link.group.device.type == "cpu" and count < 2:
+    if group.device.type == "cpu" and count < 2:
         _refuse(int(count))
     mean, square = (sums[1:] / count).chunk(2)
     return mean, (square - mean**2).clamp_(min=0), count
@@ -174,11 +191,12 @@ class _Normalise(torch.autograd.Function):
         weight: float,
         eps: float,
         link: Link,
+        group: Group,
     ) -> Tensor:
         wide = _wide(x)
         mean, var = mean.to(wide), var.to(wide)
         ctx.save_for_backward(x, gamma, mean, var, count)
-        ctx.weight, ctx.eps, ctx.link = weight, eps, link
+        ctx.weight, ctx.eps, ctx.link, ctx.group = weight, eps, link, group
         scale, shift = (None if p is None else p.to(wide) for p in (gamma, beta))
         return batch_norm(wide, mean, var, scale, shift, False, 0.0, eps).to(x.dtype)
 
@@ -195,7 +213,8 @@ class _Normalise(torch.autograd.Function):
         )
         if ctx.needs_input_grad[0]:
             own = torch.cat([dgamma, dbeta]).double()
-            sums = ctx.link.sum(own * ctx.weight if ctx.weight > 0 else torch.zeros_like(own))
+            counted = own * ctx.weight if ctx.weight > 0 else torch.zeros_like(own)
+            sums = ctx.link.sum(counted, ctx.group)
             if ctx.weight > 0:
                 through = -scale * torch.rsqrt(var + eps)
                 by_var, by_mean = (sums / (count * ctx.weight)).to(wide).chunk(2)
@@ -203,7 +222,7 @@ class _Normalise(torch.autograd.Function):
             else:
                 dx.zero_()
         used = zip((dx, dgamma, dbeta), (x, gamma, gamma), ctx.needs_input_grad[:3], strict=True)
-        return *(g.to(of.dtype) if needed else None for g, of, needed in used), *[None] * 6
+        return *(g.to(of.dtype) if needed else None for g, of, needed in used), *[None] * 7
 
 
 def synchronise(
@@ -212,21 +231,26 @@ def synchronise(
     weight_of: Callable[[], float],
     on_wait: Callable[[float], None] = lambda seconds: None,
     on_gone: Callable[[GroupGoneError], None] | None = None,
+    is_void: Callable[[], bool] = lambda: False,
 ) -> nn.Module:
     """The model with every BatchNorm synchronised over a group, which nothing else may use.
 
     Modules, parameters and buffers stay the objects they are. Called again, as for a new
-    generation, it ties the layers to the new group.
+    generation, it ties the layers to the new group, and those of copies of the model with them.
     """
     for name in find(model):
         kind = type(model.get_submodule(name))
-        if kind not in PLAIN:
+        if kind not in PLAIN and kind is not SyncNorm:
             raise ConfigError(
                 "sync_batchnorm",
                 f"{name or 'the model'} is a {kind.__name__}, which may compute in its own way; "
                 "use a BatchNorm of torch.nn there, or leave sync_batchnorm out",
             )
-    link = Link(group, weight_of, on_wait, on_gone)
+    for link in _links(model):
+        if link.group is not None:
+            link.group = group
+            return model
+    link = Link(group, weight_of, on_wait, on_gone, is_void)
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             # Another class for the same object: hooks and references to it stay valid.
@@ -235,12 +259,23 @@ def synchronise(
     return model
 
 
+def untie(model: nn.Module) -> None:
+    """Make the synchronised layers of a model, and of its copies, plain BatchNorm again."""
+    for link in _links(model):
+        link.group = None
+
+
+def _links(model: nn.Module) -> list[Link]:
+    return [m.link for m in model.modules() if isinstance(m, SyncNorm) and m.link is not None]
+
+
 def find(model: nn.Module) -> list[str]:
     """Names of the layers that normalise by the statistics of their own worker's batch."""
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and not isinstance(module, SyncNorm)
+        if isinstance(module, _BatchNorm)
+        and not (isinstance(module, SyncNorm) and module.group is not None)
     ]
 
 

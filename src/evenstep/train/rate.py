@@ -6,6 +6,7 @@ The user's optimizer and scheduler know nothing of it: the factor is put on for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,10 +47,19 @@ class Rate:
         """Whatever an optimizer does from here on belongs to this step."""
         self._now = step
 
-    def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the factor count in every step of an optimizer."""
-        optimizer.register_step_pre_hook(self._put_on)
-        optimizer.register_step_post_hook(self._take_off)
+    def attach(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        """Let the factor count in every step of an optimizer, until the answer is called."""
+        hooks = (
+            optimizer.register_step_pre_hook(self._put_on),
+            optimizer.register_step_post_hook(self._take_off),
+        )
+
+        def detach() -> None:
+            for hook in hooks:
+                hook.remove()
+            self._take_off(optimizer)  # of a step that raised
+
+        return detach
 
     def _put_on(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._take_off(optimizer)  # of a step before that raised

@@ -51,11 +51,16 @@ class Session(Stepping):
             self.close()
 
     def close(self) -> None:
-        """End this worker's part. The model stays as it is."""
+        """End this worker's part. The model stays as it is, and all objects are ordinary again."""
+        self._closed = True
         self._outlook.close()
         if self._reducer is not None:
             self._reducer.close()
-        self._part()
+        try:
+            self._part()
+        finally:
+            while self._releases:
+                self._releases.pop()()
         for group in self._groups:
             group.close()
         self._groups = []
@@ -115,14 +120,22 @@ class Session(Stepping):
         for i, other in enumerate(others):
             if isinstance(other, torch.optim.Optimizer):
                 self._has_optimizer = True
-                other.register_step_pre_hook(self._check_reduced)
-                other.register_step_pre_hook(self._before_optimizer_step)  # with the user's rate
-                self._rate.attach(other)
-                other.register_step_post_hook(self._on_optimizer_step)
+                self._attach(other)
             if hasattr(other, "state_dict"):
                 self._things[f"{type(other).__name__}-{i}"] = other
+        self._releases.append(lambda: norm.untie(model))
         self._meet(model)
         return (model, *others) if others else model
+
+    def _attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take part in the steps of an optimizer, until the session is closed."""
+        before, after = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
+        self._releases += [
+            before(self._check_reduced).remove,
+            before(self._before_optimizer_step).remove,  # with the user's rate
+            self._rate.attach(optimizer),
+            after(self._on_optimizer_step).remove,
+        ]
 
     def loader(
         self,
@@ -190,6 +203,7 @@ class Session(Stepping):
 
     def sum(self, value: torch.Tensor | float) -> torch.Tensor:
         """The sum of a value over all workers. All must ask at the same point."""
+        self.check_open("session.sum")
         self.enter()
         self._leave_loop()
         tensor = torch.as_tensor(value).detach()

@@ -7,6 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,6 +58,8 @@ class Stepping(ABC):
         self._groups: list[Group] = []
         self._model: torch.nn.Module | None = None
         self._things: dict[str, Any] = {}  # with a state, by name
+        self._releases: list[Callable[[], None]] = []  # give the script's objects back, at the end
+        self._closed = False
         self._reducer: Reducer | None = None
         self._device = CPU
         self._sync_norms = False
@@ -88,6 +91,14 @@ class Stepping(ABC):
     def step(self) -> int:
         """Steps taken by the whole cluster."""
         return self._next_step + self.is_left_behind
+
+    def check_open(self, what: str) -> None:
+        """Refuse what takes all workers once this one has left them."""
+        if self._closed:
+            raise EvenstepError(
+                f"{what} was used after the session was closed: the other workers do not take part "
+                "any more. Use it inside of `with evenstep.join() as session`."
+            )
 
     # What the loader and the reducer call, in the order in which a step meets them.
 
@@ -251,6 +262,7 @@ class Stepping(ABC):
                 lambda: self._report[1],
                 self._waited,
                 on_gone,
+                lambda: self.void,
             )
         self._tell_of_local_norms()
 
