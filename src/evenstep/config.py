@@ -40,9 +40,14 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lr_warmup_steps: int = 0  # in which the learning rate follows a batch that has grown
 
     def __post_init__(self) -> None:
+        for name in ("size", "per_worker", "limit"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, f"must not be negative, got {getattr(self, name)}")
         if (self.size > 0) == (self.per_worker > 0):
             raise ConfigError(
-                "", "give either size (a fixed global batch) or per_worker with limit"
+                "",
+                "give either size (a fixed global batch) or per_worker with limit, 1 or more: "
+                f"got size {self.size} and per_worker {self.per_worker}",
             )
         if self.per_worker > 0 and self.limit < self.per_worker:
             raise ConfigError(

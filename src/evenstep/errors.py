@@ -13,6 +13,9 @@ Each also inherits the built-in that people already catch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class EvenstepError(Exception):
     """The base of all errors of evenstep."""
@@ -92,3 +95,14 @@ class JournalError(EvenstepError, ValueError):
     def __str__(self) -> str:
         where = f"{self.path}, line {self.line}" if self.line else self.path
         return f"{where}: {self.problem}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that was perhaps meant; empty if none is near.
+
+    Names that begin alike come first: `automatic` means `auto`, not `static`.
+    """
+    names = list(known)
+    alike = [k for k in names if min(len(k), len(name)) > 2 and k.startswith(name[: len(k)])]
+    near = get_close_matches(name, alike, n=1, cutoff=0.0) or get_close_matches(name, names, n=1)
+    return near[0] if near else ""

@@ -8,11 +8,10 @@ value: its fields are its settings, and what it remembers is handed to it and ha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
 
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, nearest
 from evenstep.types import Fleet, FloatArray, IntArray, Launch, Outcome, WorkerId
 
 Memory = Any
@@ -120,6 +119,6 @@ def look_up(group: str, name: str, built_in: Mapping[str, type[Any]]) -> type[An
         loaded: type[Any] = found[name].load()
         return loaded
     known = sorted({*built_in, *found})
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    near = nearest(name, known)
+    hint = f"did you mean {near}?" if near else f"known: {', '.join(known)}"
     raise ConfigError("", f"unknown name {name!r}; {hint}")

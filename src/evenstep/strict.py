@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
 
-from evenstep.errors import ConfigError, InvalidInputError, UnknownSettingError
+from evenstep.errors import ConfigError, InvalidInputError, UnknownSettingError, nearest
 
 T = TypeVar("T")
 
@@ -120,8 +119,8 @@ def _struct(kind: type[msgspec.Struct], data: Any) -> Any:
     fields = {f.name: f for f in msgspec.structs.fields(kind)}
     for key in data:
         if key not in fields:
-            near = get_close_matches(str(key), fields, n=1)
-            raise UnknownSettingError(str(key), near[0] if near else f"one of {', '.join(fields)}")
+            near = nearest(str(key), fields)
+            raise UnknownSettingError(str(key), near or f"one of {', '.join(fields)}")
     for name, field in fields.items():
         if field.required and name not in data:
             raise ConfigError(name, "is missing")

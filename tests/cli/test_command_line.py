@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from evenstep import __version__
 from evenstep.cli.main import COMMANDS, main
+from evenstep.decide.batching import POLICIES
+from evenstep.errors import nearest
 
 HEAVY = {"torch", "numpy", "yaml", "msgspec"}
 
@@ -49,7 +53,52 @@ def test_commands_load_no_torch() -> None:
     assert done.stdout == "False\n"
 
 
-def test_an_unknown_command_is_refused() -> None:
-    result = CliRunner().invoke(main, ["simulat"])
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("simulat", "No such command 'simulat'. Did you mean 'simulate'?"),
+        ("xyzzy", "No such command 'xyzzy'."),
+    ],
+)
+def test_an_unknown_command_is_refused_with_the_nearest_one(typed: str, says: str) -> None:
+    result = CliRunner().invoke(main, [typed])
     assert result.exit_code == 2
-    assert "simulat" in result.output
+    assert says in result.output
+
+
+def test_a_negative_number_of_workers_is_refused_as_a_number() -> None:
+    result = CliRunner().invoke(main, ["scale", "some-run", "-1"])
+    assert result.exit_code == 2
+    assert "NUM_WORKERS: must be 1 or more, got -1" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--policy", "automatic"], "policy: unknown name 'automatic'; did you mean auto?"),
+        (["--policy", ""], "--policy: is empty; give a name, or leave the option out"),
+        (["--scale", "", "--workers", "1:3"], "--scale: is empty"),
+        (
+            ["--scale", "utility:linear=100", "--workers", "1:3"],
+            'scaling.heuristic.linear: expected "y0,x0", got "100"',
+        ),
+    ],
+)
+def test_a_plug_that_cannot_be_is_refused_before_a_run_has_a_folder(
+    tmp_path: Path, options: list[str], says: str
+) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "run"
+    script.write_text("")
+    result = CliRunner().invoke(main, ["run", *options, "--run", str(folder), str(script)])
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("automatic", "auto"), ("autoo", "auto"), ("unifrom", "uniform"), ("prop", "proportional")],
+)
+def test_names_that_begin_alike_are_nearest(name: str, near: str) -> None:
+    assert nearest(name, POLICIES) == near
+    assert nearest("xyzzy", POLICIES) == ""

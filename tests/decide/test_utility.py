@@ -140,6 +140,8 @@ def test_no_accepted_utility_rises_with_time(
         ({"linear": "1,2", "step": "1:2"}, "give either linear"),
         ({"linear": ""}, "give either linear"),
         ({"linear": "100"}, 'linear: expected "y0,x0", got "100"'),
+        ({"linear": 100}, 'linear: expected "y0,x0", got "100"'),
+        ({"step": 100.0}, 'step: expected "value:end,value:end", got "100"'),
         ({"linear": "1,2,3"}, 'linear: expected "y0,x0", got "1,2,3"'),
         ({"linear": "a,b"}, 'linear: expected "y0,x0", got "a,b"'),
         ({"linear": "nan,5"}, "linear: numbers must be finite"),

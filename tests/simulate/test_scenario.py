@@ -72,7 +72,7 @@ def test_the_scenarios_named_in_the_docs_are_there() -> None:
         (plain(workers=[{"throughput": {0: 10}}]), "throughput: must be above 0"),
         (plain(workers=[]), "workers: is empty"),
         (plain(samples=10), "give either steps or samples"),
-        (plain(steps=0), "give either steps or samples"),
+        (plain(steps=0), "give either steps or samples, 1 or more, "),
         (plain(communication={"bytes_per_s": 0}), "communication.bytes_per_s: must be above 0"),
         ([], "expected settings by name"),
     ],

@@ -10,7 +10,7 @@ from importlib import import_module
 import click
 
 from evenstep import __version__
-from evenstep.errors import EvenstepError
+from evenstep.errors import EvenstepError, nearest
 
 COMMANDS = {
     "run": "Train a script on workers that may come, go and die.",
@@ -37,6 +37,15 @@ class Commands(click.Group):
             return None
         command: click.Command = import_module(f"evenstep.cli.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command and its arguments; for a mistyped one, the nearest name."""
+        near = "" if args[0] in COMMANDS else nearest(args[0], COMMANDS)
+        if near:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in `--help`, without loading what it lists."""

@@ -112,11 +112,13 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
     """
     old = _opened(options["folder"], options["resume"])
     num, least, most = _sizes(options["workers"], _before(old))
-    told = ([f"policy={options['policy']}"] if options["policy"] else []) + (
-        [f"workers.min={options['least']}"] if options["least"] else []
-    )
-    if options["scale"]:
-        told.append(_scaling(options["scale"], num, most))
+    told = []
+    if options["policy"] is not None:
+        told.append(f"policy={_named('--policy', options['policy'])}")
+    if options["least"]:
+        told.append(f"workers.min={options['least']}")
+    if options["scale"] is not None:
+        told.append(_scaling(_named("--scale", options["scale"]), num, most))
     bounds = () if most == MOST_WORKERS else (f"workers.max={most}", f"scaling.min_workers={least}")
     resumed = old is not None and old.journal.exists()
     sets = _checked((*told, *options["sets"]), bounds, resumed=resumed)
@@ -319,6 +321,12 @@ def _numbers(text: str) -> tuple[int, int]:
     if colon and not 1 <= int(few) <= int(many):
         raise ConfigError("--workers", f"need 1 <= MIN <= MAX, got {text!r}")
     return int(few), int(many or 0)
+
+
+def _named(flag: str, text: str) -> str:
+    if not text.strip():
+        raise ConfigError(flag, "is empty; give a name, or leave the option out")
+    return text
 
 
 def _scaling(text: str, few: int, many: int) -> str:

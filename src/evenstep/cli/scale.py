@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -9,7 +10,18 @@ import click
 from evenstep.cli.place import locate, question, token_option
 
 
-@click.command("scale")
+class Scale(click.Command):
+    """Refuses a negative number as a number: click would take it for an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments, checked."""
+        for arg in args:
+            if re.fullmatch(r"-\d+", arg):
+                raise click.BadParameter(f"must be 1 or more, got {arg}", ctx, None, "NUM_WORKERS")
+        return super().parse_args(ctx, args)
+
+
+@click.command("scale", cls=Scale)
 @click.argument("run")
 @click.argument("num_workers", type=click.IntRange(min=1))
 @token_option

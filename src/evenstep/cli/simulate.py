@@ -10,6 +10,7 @@ import msgspec
 
 from evenstep.cli.table import table
 from evenstep.config import Choice
+from evenstep.errors import ConfigError
 from evenstep.simulate.result import Result
 from evenstep.simulate.run import compare
 from evenstep.simulate.scenario import Scenario, load
@@ -17,12 +18,16 @@ from evenstep.simulate.scenario import Scenario, load
 
 @click.command("simulate")
 @click.argument("scenario", type=click.Path(path_type=Path))
-@click.option("--policy", default="", help="Policies to compare, as a,b,c.")
+@click.option("--policy", help="Policies to compare, as a,b,c.  [default: the scenario's]")
 @click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change the scenario.")
 @click.option("--journal", type=click.Path(path_type=Path), help="Record the run of one policy.")
 @click.option("--seed", type=click.IntRange(min=0), help="Other draws of chance.")
 def command(
-    scenario: Path, policy: str, sets: tuple[str, ...], journal: Path | None, seed: int | None
+    scenario: Path,
+    policy: str | None,
+    sets: tuple[str, ...],
+    journal: Path | None,
+    seed: int | None,
 ) -> None:
     """Run SCENARIO, a YAML file, on a virtual clock and compare policies with the limit.
 
@@ -38,10 +43,15 @@ def command(
         click.echo(f"recorded in {journal}")
 
 
-def _chosen(story: Scenario, names: str) -> list[Choice]:
+def _chosen(story: Scenario, names: str | None) -> list[Choice]:
     """The policies named, each with the options that the scenario gives it."""
+    if names is None:
+        return []
     told = {c.name: c for c in (*story.policies, story.settings.policy)}
-    return [told.get(n, Choice(n)) for n in dict.fromkeys(names.replace(" ", "").split(",")) if n]
+    chosen = [n for n in dict.fromkeys(names.replace(" ", "").split(",")) if n]
+    if not chosen:
+        raise ConfigError("--policy", "is empty; give a name, or leave the option out")
+    return [told.get(n, Choice(n)) for n in chosen]
 
 
 def _headline(name: str, story: Scenario, limit: Result) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import inf, nan, sqrt
 from sys import maxsize
 
 import numpy as np
 
 from evenstep.config import BatchSettings
-from evenstep.errors import ConfigError, InvalidInputError
+from evenstep.errors import ConfigError, InvalidInputError, nearest
 
 RULES = ("linear", "sqrt", "adascale", "none")
 SURE = 0.4  # the weight that an estimate of the noise has after ten steps
@@ -141,6 +140,6 @@ def adascale_gain(noise: GradientNoise, scale: float, base: int) -> float:
 def check_rule(rule: str) -> None:
     """Refuse a learning-rate rule that does not exist, with the one perhaps meant."""
     if rule not in RULES:
-        near = get_close_matches(rule, RULES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(RULES)}"
+        near = nearest(rule, RULES)
+        hint = f"did you mean {near}?" if near else f"known: {', '.join(RULES)}"
         raise ConfigError("batch.lr_rule", f"unknown name {rule!r}; {hint}")

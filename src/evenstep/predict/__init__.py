@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from inspect import Parameter, signature
 from typing import Any
 
-from evenstep.errors import ConfigError, UnknownSettingError
+from evenstep.errors import ConfigError, UnknownSettingError, nearest
 from evenstep.ports import Forecaster, look_up
 from evenstep.predict.arima import Arima
 from evenstep.predict.ema import Ema
@@ -48,8 +47,8 @@ def _settings(kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
         if key not in known:
             if not known:
                 raise ConfigError(key, f"{kind.__name__.lower()} has no settings; leave it out")
-            near = get_close_matches(key, known, n=1)
-            raise UnknownSettingError(key, near[0] if near else f"one of {', '.join(known)}")
+            near = nearest(key, known)
+            raise UnknownSettingError(key, near or f"one of {', '.join(known)}")
         expected = known[key].annotation
         try:
             settings[key] = value if expected is Parameter.empty else build(expected, value)

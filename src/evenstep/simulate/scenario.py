@@ -160,9 +160,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if not self.workers:
             raise ConfigError("workers", "is empty; a run needs one at least")
-        if (self.steps > 0) == (self.samples > 0):
-            raise ConfigError("", "give either steps or samples as the length of the run")
         _not_negative(self, "regroup_s", "detect_s", "seed", "steps", "samples")
+        if (self.steps > 0) == (self.samples > 0):
+            raise ConfigError(
+                "",
+                "give either steps or samples, 1 or more, as the length of the run: "
+                f"got steps {self.steps} and samples {self.samples}",
+            )
 
 
 def load(path: Path | str, sets: Sequence[str] = ()) -> Scenario:

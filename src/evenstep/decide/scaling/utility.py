@@ -19,8 +19,8 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     "value:end,value:end,..." holds the first value until its end, then joins the points by lines.
     """
 
-    linear: str = ""
-    step: str = ""
+    linear: str | float = ""  # a lone number is refused by `points`, with the form it expects
+    step: str | float = ""
 
     def __post_init__(self) -> None:
         if bool(self.linear) == bool(self.step):
@@ -55,16 +55,17 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         last end, as in the published code: the user has then said what lateness is worth.
         """
         if self.linear:
-            numbers = _numbers("linear", self.linear, self.linear.split(","), "y0,x0")
-            y0, x0 = numbers
+            told = _text(self.linear)
+            y0, x0 = _numbers("linear", told, told.split(","), "y0,x0")
             if x0 <= 0:
                 raise ConfigError("linear", f"x0 must be above 0 s, got {x0:g}")
             if y0 < 0:
                 raise ConfigError("linear", f"rises with time: y0 must not be negative, got {y0:g}")
             return (0.0, y0), (x0, 0.0)
         corners: list[tuple[float, float]] = []
-        for part in self.step.split(","):
-            value, end_s = _numbers("step", self.step, part.split(":"), "value:end,value:end")
+        told = _text(self.step)
+        for part in told.split(","):
+            value, end_s = _numbers("step", told, part.split(":"), "value:end,value:end")
             corners.append((end_s, value))
         if corners[0][0] < 0:
             raise ConfigError("step", f"ends must not be negative, got {corners[0][0]:g}")
@@ -91,6 +92,10 @@ def value_at(points: tuple[tuple[float, float], ...], total_s: float) -> float:
         if total_s < end_s:
             break
     return value
+
+
+def _text(told: str | float) -> str:
+    return told if isinstance(told, str) else f"{told:g}"
 
 
 def _numbers(field: str, given: str, parts: list[str], form: str) -> tuple[float, float]:
