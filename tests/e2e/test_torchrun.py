@@ -50,3 +50,4 @@ def test_a_rank_that_raises_ends_all_and_its_traceback_is_what_all_show() -> Non
     assert "ZeroDivisionError: a bug in the user's loss" in done.stderr
     first = done.stderr.index("ZeroDivisionError")
     assert "PeerLostError" not in done.stderr[:first]
+    assert "Operation timed out" not in done.stderr

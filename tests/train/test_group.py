@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+import traceback
 from typing import Any
 
 import pytest
@@ -22,8 +23,10 @@ from evenstep.train.group import (
     ends_on_error,
     on_cards,
     surviving_errors,
+    patiently,
     why_on_host,
 )
+from evenstep.train.meeting import PeerFailedError
 from tests.train.ranks import run_ranks
 
 CUDA = torch.device("cuda", 0)
@@ -151,6 +154,39 @@ def test_why_gradients_go_through_host_memory() -> None:
     assert "not all workers have a card" in why_on_host([7, 0, 8], [1, 1, 1])
     assert "ranks 0, 2 share cards" in why_on_host([7, 9, 7], [1, 1, 1])
     assert "EVENSTEP_NCCL=1" in why_on_host([7, 9, 8], [1, 0, 1])
+
+
+def test_a_rank_whose_peer_fails_shows_the_peers_traceback_and_nothing_before_it() -> None:
+    def body(session: Any) -> None:
+        if session.rank == 1:
+            raise ZeroDivisionError("a bug in the user's loss")
+        session.sum(1.0)
+
+    with pytest.raises(PeerFailedError, match="a bug in the user's loss") as caught:
+        run_ranks(2, body)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.startswith("Traceback")
+    assert "Operation timed out" not in shown
+    assert "During handling" not in shown
+
+
+def test_a_meeting_that_is_given_up_shows_why_and_nothing_before_it() -> None:
+    def check(_: float) -> None:
+        raise PeerFailedError(1, "ZeroDivisionError")
+
+    never = threading.Event()
+    with pytest.raises(PeerFailedError) as caught:
+        patiently(lambda: never.wait(60.0), check)
+    never.set()
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("sees_through", [False, True])
+def test_a_lost_peer_is_all_that_is_shown_of_a_failed_sum(sees_through: bool) -> None:
+    made, _ = group(sees_through=sees_through)
+    with pytest.raises(PeerLostError) as caught:
+        made.wait(Sum(0, "NCCL error: remote process exited"))  # type: ignore[arg-type]
+    assert caught.value.__context__ is None
 
 
 BIG = 2**62  # cards whose numbers differ in the last place only

@@ -153,8 +153,11 @@ class Group:
     def _meet(self, make: Callable[[], Any]) -> Any:
         try:
             return patiently(make, self._check)
+        except EvenstepError:
+            raise  # by the check, which knows the cause
         except RuntimeError as e:
-            self._mourn(e)
+            problem = str(e)
+        self._mourn(problem)
 
     def sum_async(self, tensor: torch.Tensor) -> Work | None:
         """Start summing a tensor over the group, in place. All ranks start sums in one order."""
@@ -194,9 +197,11 @@ class Group:
                 work.wait(self._slice)
                 return
             except RuntimeError as e:
-                self._check(time.monotonic() - begun_s)
-                if "Operation timed out" not in str(e):
-                    self._mourn(e)
+                problem = str(e)
+            # Outside of the handler, or a traceback would open with Gloo's error, not the cause.
+            self._check(time.monotonic() - begun_s)
+            if "Operation timed out" not in problem:
+                self._mourn(problem)
 
     def _wait_on_card(self, work: Any) -> None:
         """Whatever the card does next comes after the sum; the host goes on, or sees it through.
@@ -210,8 +215,12 @@ class Group:
                 if (error := work.exception()) is not None:
                     self._mourn(error)
             work.wait()
+            return
+        except EvenstepError:
+            raise
         except RuntimeError as e:
-            self._mourn(e)
+            problem = str(e)
+        self._mourn(problem)
 
     def _poll(self, work: Any) -> None:
         begun_s = asked_s = time.monotonic()
@@ -226,14 +235,17 @@ class Group:
                     raise
             time.sleep(POLL_S)
 
-    def _mourn(self, error: Exception) -> NoReturn:
-        """A peer's connection broke: give its own word time to arrive, then say what is known."""
+    def _mourn(self, problem: str) -> NoReturn:
+        """A peer's connection broke: give its own word time to arrive, then say what is known.
+
+        Call it outside of an exception handler, so that only what it raises is shown.
+        """
         deadline = time.monotonic() + self._last_words_s
         while time.monotonic() < deadline:
             self._check(0.0)
             time.sleep(0.02)
         raise PeerLostError(
-            f"rank {self.rank} lost a peer in generation {self.generation}: {error}"
+            f"rank {self.rank} lost a peer in generation {self.generation}: {problem}"
         )
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -258,14 +270,16 @@ class Group:
         try:
             return Transfer(self._backend.send([tensor], rank, tag))
         except RuntimeError as e:  # the link is broken already
-            self._mourn(e)
+            problem = str(e)
+        self._mourn(problem)
 
     def recv(self, tensor: torch.Tensor, rank: int, tag: int) -> Transfer:
         """Start receiving what a rank sends under a tag: of exactly the tensor's size."""
         try:
             return Transfer(self._backend.recv([tensor], rank, tag))
         except RuntimeError as e:
-            self._mourn(e)
+            problem = str(e)
+        self._mourn(problem)
 
     def close(self, wait_s: float = LAST_WORDS_S) -> None:
         """Destroy the group, aborting what is still blocked in it; wait up to `wait_s` for that."""
@@ -317,11 +331,12 @@ def patiently(make: Callable[[], T], check: Check) -> T:
         try:
             found = made.get(timeout=SLICE_S)
         except Empty:
-            check(time.monotonic() - begun_s)
-            continue
-        if isinstance(found, Exception):
-            raise found
-        return found
+            pass
+        else:
+            if isinstance(found, Exception):
+                raise found
+            return found
+        check(time.monotonic() - begun_s)  # outside of the handler: what it raises is the cause
 
 
 def reach(address: str, port: int, check: Check) -> Store:
