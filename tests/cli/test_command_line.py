@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,36 @@ def test_a_plug_that_cannot_be_is_refused_before_a_run_has_a_folder(
     result = CliRunner().invoke(main, ["run", *options, "--run", str(folder), str(script)])
     assert result.exit_code == 2
     assert says in result.stderr
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_a_run_that_could_not_listen_leaves_its_folder_as_it_was(
+    tmp_path: Path, made_before: bool
+) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "run"
+    script.write_text("")
+    if made_before:
+        folder.mkdir()
+        (folder / "notes.txt").write_text("the user's own")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for _ in range(2):  # the second time, the folder is free to be used
+            result = CliRunner().invoke(
+                main, ["run", "--port", port, "--run", str(folder), str(script)]
+            )
+            assert result.exit_code == 2
+            assert f"cannot listen at 127.0.0.1:{port}" in result.stderr
+    assert folder.exists() == made_before
+    if made_before:
+        assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_a_price_that_cannot_be_leaves_no_folder(tmp_path: Path) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "run"
+    script.write_text("")
+    args = ["run", "--price", "cheap", "--run", str(folder), str(script)]
+    assert CliRunner().invoke(main, args).exit_code == 2
     assert not folder.exists()
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from evenstep.cli.main import main
 from evenstep.cli.place import locate, outward, question
 from evenstep.coordinate.ask import ask_from
 from evenstep.errors import ConfigError
@@ -97,3 +99,26 @@ def test_from_another_host_a_run_is_dialled_where_others_reach_it(tmp_path: Path
     (tmp_path / "address").write_text("0.0.0.0:4711\nno-such-host.invalid:4711\n")
     with pytest.raises(ConfigError, match=r"Give HOST:PORT instead .* and port 4711"):
         locate(str(tmp_path))
+
+
+@pytest.mark.parametrize("where", ["nope", "runs/nope", "host:", ":4711", "host:99999"])
+def test_what_is_neither_a_folder_nor_an_address_is_refused_as_such(
+    script: Path, where: str
+) -> None:
+    told = f"evenstep: {where}: is neither the folder of a run nor HOST:PORT\n"
+    for command, *more in (["status"], ["scale", "2"], ["drain", "w0"], ["join", str(script)]):
+        result = CliRunner().invoke(main, [command, where, *more])
+        assert (result.exit_code, result.stderr) == (2, told), command
+
+
+def test_an_address_without_a_token_names_the_option_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("EVENSTEP_TOKEN", "EVENSTEP_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"^--token-file: is missing: .* EVENSTEP_TOKEN_FILE$"):
+        locate("127.0.0.1:4711")
+    with pytest.raises(ConfigError, match=r"nowhere: cannot be read: No such file"):
+        locate("127.0.0.1:4711", tmp_path / "nowhere")
+    monkeypatch.setenv("EVENSTEP_TOKEN", "t")
+    assert locate("127.0.0.1:4711").token == "t"

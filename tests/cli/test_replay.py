@@ -31,6 +31,20 @@ def test_an_honest_journal_is_decided_as_recorded(journal: Path) -> None:
     assert result.output == "21 records, each decided as recorded\n"
 
 
+def test_the_folder_of_a_run_stands_for_its_journal(journal: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    journal.rename(tmp_path / "run" / "journal.jsonl")
+    result = replay(tmp_path / "run")
+    assert result.exit_code == 0
+    assert result.output == "21 records, each decided as recorded\n"
+
+
+def test_a_folder_without_a_journal_names_the_file_that_is_missing(tmp_path: Path) -> None:
+    result = replay(tmp_path)
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'journal.jsonl'}: cannot be read: No such file" in result.stderr
+
+
 def test_a_torn_last_line_is_left_out_and_said_so(journal: Path) -> None:
     journal.write_bytes(journal.read_bytes()[:-5])
     result = replay(journal)

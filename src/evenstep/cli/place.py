@@ -11,9 +11,9 @@ import click
 
 from evenstep.coordinate.ask import ask, ask_from
 from evenstep.coordinate.dial import EVERYWHERE, is_here, way_out
-from evenstep.coordinate.run import TLS_CA, read_addresses
+from evenstep.coordinate.run import TLS_CA, read_addresses, read_token
 from evenstep.errors import ConfigError
-from evenstep.launch.environment import Coordinator, find
+from evenstep.launch.environment import Coordinator, find_token, host_and_port
 from evenstep.messages import Ask
 
 token_option = click.option(
@@ -24,20 +24,30 @@ token_option = click.option(
 
 
 def locate(where: str, token_file: Path | None = None) -> Coordinator:
-    """The coordinator that is meant, and the token that opens it. The token comes from a file."""
-    environment = dict(os.environ)
-    folder = Path(where)
+    """The coordinator of a run, by the run's folder or its HOST:PORT, and the run's token."""
+    folder, address, tls_ca = Path(where), where, os.environ.get("EVENSTEP_TLS_CA", "")
     if folder.is_dir():
-        where = _from_here(folder)
+        address = _from_here(folder)
         token_file = token_file or folder / "token"
-        if (folder / TLS_CA).exists():
-            environment.setdefault("EVENSTEP_TLS_CA", str((folder / TLS_CA).absolute()))
-    if token_file is not None:
-        environment.pop("EVENSTEP_TOKEN", None)
-        environment["EVENSTEP_TOKEN_FILE"] = str(token_file.absolute())
-    found = find({**environment, "EVENSTEP_COORDINATOR": where})
-    assert isinstance(found, Coordinator)
-    return found
+        if not tls_ca and (folder / TLS_CA).exists():
+            tls_ca = str((folder / TLS_CA).absolute())
+    found = host_and_port(address)
+    if found is None:
+        raise ConfigError(where, "is neither the folder of a run nor HOST:PORT")
+    host, port = found
+    return Coordinator(host=host, port=port, token=_token(token_file), tls_ca=tls_ca)
+
+
+def _token(file: Path | None) -> str:
+    if file is not None:
+        return read_token(file)
+    if "EVENSTEP_TOKEN" not in os.environ and not os.environ.get("EVENSTEP_TOKEN_FILE"):
+        raise ConfigError(
+            "--token-file",
+            "is missing: give a copy of the file `token` in the run's folder, or name it in "
+            "EVENSTEP_TOKEN_FILE",
+        )
+    return find_token(os.environ)
 
 
 def _from_here(folder: Path) -> str:

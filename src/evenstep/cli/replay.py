@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from evenstep.config import Settings
+from evenstep.coordinate.run import JOURNAL
 from evenstep.journal import Record, read
 from evenstep.simulate.replay import replay
 from evenstep.strict import build, override
@@ -26,10 +27,10 @@ SHOWN = 3
 def command(ctx: click.Context, journal: Path, sets: tuple[str, ...]) -> None:
     """Decide the run recorded in JOURNAL again and show where decisions differ.
 
-    Without --set a difference is a fault, and the exit code is 1. With --set it is the answer: what
-    would have been decided on the same events.
+    JOURNAL is a file, or the folder of a run. Without --set a difference is a fault, and the exit
+    code is 1. With --set it is the answer: what would have been decided on the same events.
     """
-    header, records = read(journal)
+    header, records = read(journal / JOURNAL if journal.is_dir() else journal)
     settings = build(Settings, override(_plain(header.settings), sets), source="--set")
     was = header.settings
     # A forecast is of the pace that its policy asked for, by the forecaster it had.

@@ -123,6 +123,7 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
     resumed = old is not None and old.journal.exists()
     sets = _checked((*told, *options["sets"]), bounds, resumed=resumed)
     tls = _tls(options["tls_cert"], options["tls_key"])
+    prices = _prices(options["prices"])
     folder = old or RunFolder.make(options["folder"] or _new(script))
     try:
         folder.write_tls_ca(options["tls_cert"])
@@ -136,13 +137,17 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
             most=most,
             restarts=options["restarts"],
             spares=options["spares"],
-            prices=_prices(options["prices"]),
+            prices=prices,
         )
         show_log()
         # MIN:MAX leaves the number open, and so does a run that goes on as it was.
         asked = ":" not in (options["workers"] or ":")
         run = Run(folder, terms, num, [str(script), *args], asked=asked)
         ending = asyncio.run(run.to_its_end(options["host"], options["port"], tls))
+    except BaseException:
+        if old is None and not folder.address():  # nobody has listened: there is no run in it
+            folder.discard()
+        raise
     finally:
         folder.close()
     newest = folder.newest_checkpoint()

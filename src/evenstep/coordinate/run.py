@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +18,9 @@ import psutil
 from evenstep.coordinate.member import Store
 from evenstep.errors import ConfigError
 from evenstep.types import WorkerId
+
+JOURNAL = "journal.jsonl"
+"""In a run's folder: the record of the run."""
 
 TLS_CA = "tls.pem"
 """In a run's folder: the certificate by which its coordinator is known, if it speaks TLS."""
@@ -87,10 +91,22 @@ class RunFolder:
             os.close(self._lock)
         self._lock = -1
 
+    def discard(self) -> None:
+        """Remove the folder of a run that never began, so that its name can be used again.
+
+        Removes what `make` and `write_tls_ca` wrote, and the folder if nothing else is in it.
+        """
+        for name in (TLS_CA, "token"):
+            (self.path / name).unlink(missing_ok=True)
+        for folder in (self.logs, self.path / "checkpoints", self.path):
+            with suppress(OSError):  # it holds something that is not ours
+                folder.rmdir()
+        self.close()
+
     @property
     def journal(self) -> Path:
         """The record."""
-        return self.path / "journal.jsonl"
+        return self.path / JOURNAL
 
     @property
     def logs(self) -> Path:

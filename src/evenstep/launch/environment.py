@@ -60,19 +60,28 @@ def find(environment: Mapping[str, str]) -> Place | Coordinator:
 
 def _coordinator(environment: Mapping[str, str]) -> Coordinator:
     told = environment["EVENSTEP_COORDINATOR"]
-    host, colon, port = told.rpartition(":")
-    if not (host and colon and port.isdecimal()):
+    found = host_and_port(told)
+    if found is None:
         raise ConfigError(
             "EVENSTEP_COORDINATOR", f'expected host:port, got "{told}"', "environment"
         )
+    host, port = found
     return Coordinator(
-        host=host.strip("[]"),
-        port=int(port),
+        host=host,
+        port=port,
         token=find_token(environment),
         worker=environment.get("EVENSTEP_WORKER", ""),
         address=environment.get("EVENSTEP_ADDRESS", "127.0.0.1"),
         tls_ca=environment.get("EVENSTEP_TLS_CA", ""),
     )
+
+
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """The parts of HOST:PORT; None if the text is something else."""
+    host, _, port = text.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 2**16):
+        return None
+    return host.strip("[]"), int(port)
 
 
 def find_token(environment: Mapping[str, str]) -> str:
