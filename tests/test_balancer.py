@@ -153,6 +153,19 @@ def test_a_batch_must_be_one_or_more(batch: int) -> None:
         Balancer(batch, ["a"])
 
 
+def test_what_is_no_number_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="batch: expected a whole number, 1 or more, got '5'"):
+        Balancer("5", ["a"])  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="workers: expected several names, got 3"):
+        Balancer(5, 3)  # type: ignore[arg-type]
+    balancer = Balancer(700, PACE)
+    with pytest.raises(ConfigError, match="seconds: expected a number, got 'fast'"):
+        balancer.report("a", "fast")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"samples: expected a whole number, got 1\.5"):
+        balancer.report("a", 0.1, samples=1.5)  # type: ignore[arg-type]
+    assert sum(train(balancer, 2).values()) == 700
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(1e-6, 1e3), min_size=3, max_size=3), st.integers(3, 5000))
 def test_any_speeds_leave_the_batch_whole(pace: list[float], batch: int) -> None:

@@ -5,16 +5,15 @@ This is LB-BSP's batch size manager without a wire or a clock. It imports no tor
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, SupportsFloat, SupportsIndex
 
 from evenstep.config import Settings
 from evenstep.engine import Engine
-from evenstep.errors import InvalidInputError, PausedError
+from evenstep.errors import ConfigError, InvalidInputError, PausedError
 from evenstep.journal import Journal
-from evenstep.strict import build
+from evenstep.strict import build, whole
 from evenstep.types import AnyAction, Joined, Left, Pause, StepDone, StepReport, Worker, WorkerId
 
 
@@ -42,9 +41,9 @@ class Balancer:
         min_share: int = 0,
         journal: Path | None = None,
     ) -> None:
-        if isinstance(workers, str):
+        if isinstance(workers, str) or not isinstance(workers, Iterable):
             raise InvalidInputError("workers", f"expected several names, got {workers!r}")
-        size = {"size": operator.index(batch), "min_share": min_share}
+        size = {"size": whole("batch", batch, 1), "min_share": min_share}
         checked = build(Settings, {"batch": size, "policy": policy, "forecaster": forecaster})
         self._engine = Engine(checked)
         self._elapsed_s = 0.0
@@ -80,10 +79,10 @@ class Balancer:
         self._reports[worker] = StepReport(
             worker=worker,
             # Whatever a framework calls a number becomes one of Python's, which journals can hold.
-            samples=planned if samples is None else operator.index(samples),
-            compute_s=float(seconds),
-            free_cpu=float(free_cpu),
-            free_memory=float(free_memory),
+            samples=planned if samples is None else whole("samples", samples),
+            compute_s=_number("seconds", seconds),
+            free_cpu=_number("free_cpu", free_cpu),
+            free_memory=_number("free_memory", free_memory),
         )
 
     def shares(self) -> dict[WorkerId, int]:
@@ -146,3 +145,10 @@ class Balancer:
 
 def _worker(worker: WorkerId | Worker) -> Worker:
     return worker if isinstance(worker, Worker) else Worker(id=worker)
+
+
+def _number(field: str, value: SupportsFloat) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(field, f"expected a number, got {value!r}") from None

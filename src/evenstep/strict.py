@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import types
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,18 @@ def build(kind: type[T], data: Any, *, source: str = "") -> T:
         return built
     except ConfigError as e:
         raise e.within("", source) from None
+
+
+def whole(field: str, value: Any, least: int | None = None) -> int:
+    """`value` as an int of `least` or more, or a ConfigError that says what was expected."""
+    bound = "" if least is None else f", {least} or more"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ConfigError(field, f"expected a whole number{bound}, got {value!r}") from None
+    if least is not None and number < least:
+        raise ConfigError(field, f"must be {least} or more, got {number}")
+    return number
 
 
 def load_yaml(path: Path) -> Any:

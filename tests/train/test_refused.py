@@ -6,14 +6,17 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim import SGD
 from torch.utils.data import IterableDataset, TensorDataset
 
+import evenstep
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.launch.environment import Place, find
 from evenstep.train.loader import Loader
@@ -34,6 +37,11 @@ def net_and_sgd(session: Session) -> tuple[nn.Module, torch.optim.Optimizer]:
     return prepared
 
 
+def epochs(session: Session, num: Any) -> object:
+    session.loader(DATA, batch=8)
+    return next(session.epochs(num))
+
+
 class Endless(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return count()
@@ -46,6 +54,15 @@ class Endless(IterableDataset[int]):
         (lambda s: s.loader(DATA, batch=0), "batch: must be 1 or more, got 0"),
         (lambda s: s.loader(Endless(), batch=8), "give a map-style dataset"),
         (lambda s: s.loader(DATA, batch=8, sampler=None), "sampler: is evenstep's to choose"),
+        (lambda s: s.loader(DATA, batch="8"), "batch: expected a whole number, 1 or more, got '8'"),
+        (lambda s: s.loader(DATA, per_worker="8", limit=16), "per_worker: expected a whole number"),
+        (lambda s: s.loader(DATA, per_worker=8, limit=1.5), "limit: expected a whole number"),
+        (lambda s: epochs(s, "3"), "epochs: expected a whole number, 0 or more, got '3'"),
+        (lambda s: epochs(s, -3), "epochs: must be 0 or more, got -3"),
+        (
+            lambda s: s.prepare(SGD(TEMPLATE.parameters()), TEMPLATE),
+            "model: expected a torch.nn.Module, got SGD; give the model first",
+        ),
         (lambda s: s.prepare(nn.ReLU()), "no trainable parameters"),
         (lambda s: s.prepare(copy.deepcopy(TEMPLATE).requires_grad_(False)), "no trainable"),
         (lambda s: next(s.epochs(1)), "call session.loader"),
@@ -62,6 +79,22 @@ def test_what_cannot_be_is_refused_with_the_way_out(
     with pytest.raises(ConfigError) as caught:
         run_ranks(1, use)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"cap": "a"}, "cap: expected a whole number, 1 or more, got 'a'"),
+        ({"cap": 0}, "cap: must be 1 or more, got 0"),
+        ({"min_share": "x"}, "min_share: expected a whole number, 0 or more, got 'x'"),
+        ({"seed": 1.5}, "seed: expected a whole number, got 1.5"),
+        ({"kind": 3}, "kind: expected a name, got 3"),
+    ],
+)
+def test_joining_with_what_cannot_be_is_refused(told: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        evenstep.join(**told)
+    assert str(caught.value) == says
 
 
 def test_a_batch_that_cannot_give_everyone_a_sample_is_refused_with_the_numbers() -> None:

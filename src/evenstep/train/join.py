@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from evenstep.errors import ConfigError
 from evenstep.launch.environment import Place, find
 from evenstep.launch.logs import show_log_by_default
 from evenstep.strict import override
+from evenstep.strict import override, whole
 from evenstep.train.fixed import FixedSession
 from evenstep.train.session import Session
 
@@ -34,7 +36,14 @@ def join(
     where = find(os.environ)
     told = [part for part in os.environ.get("EVENSTEP_SET", "").split(";") if part]
     plain = override({"policy": policy, **settings}, told)
-    own: dict[str, Any] = {"cap": cap, "min_share": min_share, "seed": seed, "kind": kind}
+    if not isinstance(kind, str):
+        raise ConfigError("kind", f"expected a name, got {kind!r}")
+    own: dict[str, Any] = {
+        "cap": None if cap is None else whole("cap", cap, 1),
+        "min_share": whole("min_share", min_share, 0),
+        "seed": whole("seed", seed),
+        "kind": kind,
+    }
     if isinstance(where, Place):
         return FixedSession(where, plain, journal=journal, **own)
     from evenstep.train.elastic import ElasticSession

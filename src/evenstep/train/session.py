@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from evenstep.config import BatchSettings
 from evenstep.decide.learning import global_batch
 from evenstep.errors import ConfigError
+from evenstep.strict import whole
 from evenstep.train import norm
 from evenstep.train.evaluation import PartSampler
 from evenstep.train.facts import facts_of, settings_of
@@ -94,6 +95,12 @@ class Session(Stepping):
         workers when `backward` returns. Objects come back as they were given. `sync_batchnorm`
         gives batch normalisation the statistics of the whole batch instead of each worker's own.
         """
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(
+                "model",
+                f"expected a torch.nn.Module, got {type(model).__name__}; give the model first: "
+                "session.prepare(model, optimizer, ...)",
+            )
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise ConfigError("model", "is wrapped in DDP already; give the plain module")
         if self._model is not None:
@@ -158,12 +165,15 @@ class Session(Stepping):
         """
         if self._loader is not None:
             raise ConfigError("loader", "a session has one; use session.evaluation for others")
-        if batch < 1 and not per_worker:
-            raise ConfigError("batch", f"must be 1 or more, got {batch}")
+        size = BatchSettings(
+            size=whole("batch", batch, 0 if per_worker else 1),
+            per_worker=whole("per_worker", per_worker, 0),
+            limit=whole("limit", limit, 0),
+        )
         loader = Loader(
             self,
             dataset,
-            batch=BatchSettings(size=batch, per_worker=per_worker, limit=limit),
+            batch=size,
             weight=weight,
             seed=self._seed,
             shuffle=shuffle,
@@ -182,7 +192,7 @@ class Session(Stepping):
         """
         if self._loader is None:
             raise ConfigError("epochs", "call session.loader(...) first")
-        self._num_epochs = num
+        self._num_epochs = num = whole("epochs", num, 0)
         self.enter()
         epoch = self._loader.epoch
         while epoch < num:
