@@ -6,6 +6,7 @@
     +-- InvalidInputError   a value handed in cannot be true: a negative time, a NaN, a duplicate
     +-- BatchBoundsError    the shares' bounds cannot hold the batch
     +-- PausedError         the workers there are cannot train
+    +-- PlanError           a policy planned shares that break the batch or a worker's cap
     +-- JournalError        a journal cannot be read, with the line that is wrong
 
 Each also inherits the built-in that people already catch.
@@ -83,6 +84,20 @@ class BatchBoundsError(EvenstepError, ValueError):
 
 class PausedError(EvenstepError, RuntimeError):
     """The workers there are cannot train: too few, or too small for the batch."""
+
+
+class PlanError(EvenstepError, ValueError):
+    """A policy planned shares that break the batch or a worker's bounds."""
+
+    def __init__(self, policy: str, problem: str) -> None:
+        super().__init__(policy, problem)
+        self.policy, self.problem = policy, problem
+
+    def __str__(self) -> str:
+        return (
+            f"policy {self.policy} {self.problem}. A policy must keep each share between "
+            "fleet.lower and fleet.upper, and their sum at the batch."
+        )
 
 
 class JournalError(EvenstepError, ValueError):

@@ -10,9 +10,11 @@ from statistics import fmean
 import pytest
 
 from evenstep.coordinate.brain import Brain
+from evenstep.decide.batching import POLICIES
 from evenstep.journal import Journal, read
 from evenstep.types import Joined, Left, StepDone, StepReport, Worker
 from tests.coordinate.fake import ready
+from tests.decide.heedless import Heedless
 
 
 @pytest.fixture
@@ -79,3 +81,18 @@ def test_a_calm_step_is_decided_on_by_the_means_of_those_since_the_last(
     for event in events:
         mean_s = fmean(noise[event.step - event.quiet.num : event.step + 1])
         assert [r.compute_s for r in event.reports] == pytest.approx([mean_s, 0.1])
+
+
+def test_a_policy_that_ignores_caps_is_named_once_and_the_shares_stay(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(POLICIES, "heedless", Heedless)
+    sets = ("policy={name: heedless, at_first: false}",)
+    brain = Brain.begin(ready(), sets, lambda *_: None, lambda: 0.0)
+    brain.handle(0.0, Joined(workers=(Worker(id="a"), Worker(id="b", cap=8))))
+    for number in range(3):
+        step(brain, number)
+    assert brain.cluster.shares == {"a": 56, "b": 8}
+    (told,) = [r for r in caplog.records if "the balancer has stopped" in r.message]
+    assert "policy heedless gave worker b 32 samples, more than its cap of 8" in told.message
+    assert told.exc_info is None

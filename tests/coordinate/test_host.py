@@ -16,6 +16,7 @@ from evenstep.coordinate.ask import NoAnswerError
 from evenstep.coordinate.dial import is_here
 from evenstep.coordinate.member import Terms
 from evenstep.coordinate.run import RunFolder
+from evenstep.decide.batching import POLICIES
 from evenstep.errors import ConfigError
 from evenstep.journal import read
 from evenstep.messages import (
@@ -36,6 +37,7 @@ from evenstep.simulate.replay import replay
 from evenstep.types import Joined, Left, Lost, Regroup, StepDone
 from tests.coordinate.fake import FakeWorker, Line
 from tests.coordinate.hosted import Hosted, hosted, make_certificate
+from tests.decide.heedless import Heedless
 
 
 @pytest.fixture
@@ -86,6 +88,16 @@ def test_those_who_are_ready_meanwhile_join_in_one_change(run: Hosted) -> None:
         a.begin(first)
         assert a.hear(Generation).roster == ("w0", "w1", "w2", "w3")
         assert others[2].hear(Generation).number == 2
+
+
+def test_a_policy_without_valid_first_shares_ends_the_run_by_name(
+    run: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POLICIES, "heedless", Heedless)
+    with run.worker(cap=8, settings={"policy": "heedless"}) as worker:
+        told = worker.hear(Goodbye).why
+    assert told.startswith("policy heedless gave worker w0 64 samples, more than its cap of 8")
+    assert (run.ending().why, run.ending().told) == (told, "")  # and no traceback
 
 
 def test_a_closed_connection_is_a_loss_at_once(run: Hosted) -> None:

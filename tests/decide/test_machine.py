@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from evenstep.decide.batching import POLICIES
 from evenstep.decide.cluster import Cluster
 from evenstep.decide.machine import decide
 from evenstep.engine import Engine, assemble
-from evenstep.errors import ConfigError, InvalidInputError
+from evenstep.errors import ConfigError, InvalidInputError, PlanError
 from evenstep.journal import Journal, read
 from evenstep.strict import build
 from evenstep.types import (
@@ -523,3 +525,44 @@ def test_a_wrong_setting_names_its_path_and_the_right_one(plain: dict[str, Any],
     with pytest.raises(ConfigError) as caught:
         cluster_of("a", **plain)
     assert says in str(caught.value)
+
+
+# A policy of the user's own.
+
+
+class Given(msgspec.Struct, frozen=True):
+    """Shares as they are given, checked by nobody."""
+
+    shares: Any
+
+    def seat(self, memory: Any, fleet: Any, batch: int) -> Any:
+        return None, (self.shares, "given")
+
+
+@pytest.mark.parametrize(
+    ("shares", "says"),
+    [
+        (np.array([48, 48]), "gave worker b 48 samples, more than its cap of 32."),
+        (np.array([97, -1]), "gave worker a 97 samples, more than the batch of 96."),
+        (np.array([96, 0]), "gave worker b 0 samples, less than min_share, 1."),
+        (np.array([64, 31]), "gave out 95 samples of a batch of 96."),
+        (np.array([96]), "gave [96], not one whole number for each of 2 workers."),
+        (np.array([64.0, 32.0]), "gave [64.0, 32.0], not one whole number for each"),
+    ],
+)
+def test_shares_that_break_a_rule_name_the_policy_the_worker_and_the_numbers(
+    monkeypatch: pytest.MonkeyPatch, shares: Any, says: str
+) -> None:
+    monkeypatch.setitem(POLICIES, "given", Given)
+    own = {"name": "given", "shares": shares}
+    cluster = cluster_of(policy=own, batch={"size": 96, "min_share": 1})
+    with pytest.raises(PlanError) as caught:
+        decide(cluster, Joined(workers=(Worker(id="a"), Worker(id="b", cap=32))))
+    assert f"policy given {says}" in str(caught.value)
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), PlanError)
+
+
+def test_shares_may_be_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "given", Given)
+    cluster = cluster_of("a", "b", policy={"name": "given", "shares": [64, 32]})
+    assert cluster.shares == {"a": 64, "b": 32}

@@ -9,13 +9,16 @@ from statistics import fmean
 import pytest
 
 from evenstep.config import Settings
+from evenstep.decide.batching import POLICIES
 from evenstep.engine import Engine
+from evenstep.errors import PlanError
 from evenstep.journal import Journal, read
 from evenstep.pace import FRESH_STEPS
 from evenstep.strict import build
 from evenstep.train.agent import Agent
 from evenstep.train.pulse import Report
 from evenstep.types import StepDone, Worker
+from tests.decide.heedless import Heedless
 
 
 def report(compute_s: float) -> Report:
@@ -42,3 +45,20 @@ def test_it_hears_of_every_calm_step_by_their_means(tmp_path: Path) -> None:
     for before, event in calm:
         mean_s = fmean(noise[before + 1 : event.step + 1])
         assert [r.compute_s for r in event.reports] == pytest.approx([mean_s, 0.02])
+
+
+def test_a_policy_that_ignores_caps_is_told_and_the_last_plan_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(POLICIES, "heedless", Heedless)
+    policy = {"name": "heedless", "at_first": False}
+    engine = Engine(build(Settings, {"policy": policy, "batch": {"size": 64}}))
+    agent = Agent(engine, [Worker(id="a"), Worker(id="b", cap=8)])
+    first = agent.take(0)
+    assert first is not None
+    assert first.shares == (56, 8)
+    agent.report(0.0, 0, 0.02, [report(0.02), report(0.02)])
+    agent.close()
+    assert isinstance(agent.failure, PlanError)
+    assert "policy heedless gave worker b 32 samples, more than its cap of 8" in str(agent.failure)
+    assert agent.take(1) is None

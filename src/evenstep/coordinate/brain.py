@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from evenstep.config import Settings
 from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
-from evenstep.errors import ConfigError, JournalError
+from evenstep.errors import ConfigError, JournalError, PlanError
 from evenstep.journal import Journal, read
 from evenstep.messages import ALIKE, Ready
 from evenstep.pace import Means, Pace, Tally
@@ -104,6 +104,10 @@ class Brain:
             return ()
         try:
             return self._step(at_s, done)
+        except PlanError as e:
+            log.error("the balancer has stopped, shares stay: %s", e)
+            self._balances = False
+            return ()
         except Exception:
             log.exception("the balancer has stopped, shares stay")
             self._balances = False

@@ -18,7 +18,7 @@ from evenstep.coordinate.dial import EVERYWHERE, spell, way_out
 from evenstep.coordinate.member import Ending, Store, Terms
 from evenstep.coordinate.run import RunFolder
 from evenstep.coordinate.server import Server
-from evenstep.errors import InvalidInputError
+from evenstep.errors import InvalidInputError, PlanError
 from evenstep.journal import Journal
 from evenstep.messages import Answer, Ask, FromClient, Hello, Refused, ToClient, Welcome
 from evenstep.types import WorkerId
@@ -87,6 +87,8 @@ class Host:
             return what(self.now_s, *args)
         except InvalidInputError:
             raise
+        except PlanError as e:  # of the first shares of a roster: there are none to go on with
+            self.coordinator.fail(self.now_s, str(e))
         except Exception as e:
             told = traceback.format_exc()
             self.coordinator.ending = Ending(

@@ -28,7 +28,7 @@ from evenstep.decide.sizing import (
     relieve,
     resize,
 )
-from evenstep.errors import BatchBoundsError, InvalidInputError, PausedError
+from evenstep.errors import BatchBoundsError, InvalidInputError, PausedError, PlanError
 from evenstep.types import (
     AnyEvent,
     DrainAsked,
@@ -113,6 +113,8 @@ def _balance(cluster: Cluster, fleet: Fleet, event: StepDone) -> Decision:
     outcome = Outcome.of(event, fleet)
     memory, move = cluster.policy.next(cluster.memory, fleet, cluster.batch, shares, outcome)
     cluster = replace(cluster, memory=memory)
+    if move is not None:
+        move = _checked(cluster, fleet, move[0]), move[1]
     if move is None or (move[0] == shares).all():
         move = _new_rate(cluster, shares)
         if move is None:
@@ -180,6 +182,7 @@ def _regroup(cluster: Cluster, reason: str) -> Decision:
     cluster = replace(
         regrouped(cluster), generation=cluster.generation + 1, fleet=fleet, memory=memory
     )
+    shares = _checked(cluster, fleet, shares)
     plan = _plan(cluster, fleet, shares, f"{reason}; {why}")
     regroup = Regroup(generation=cluster.generation, roster=cluster.roster, reason=reason)
     return replace(cluster, plan=plan), (regroup, plan)
@@ -191,8 +194,6 @@ def _pause(cluster: Cluster, reason: str) -> Decision:
 
 def _plan(cluster: Cluster, fleet: Fleet, shares: IntArray, reason: str) -> Plan:
     batch, settings = cluster.batch, cluster.settings
-    assert int(shares.sum()) == batch, f"{cluster.policy} planned {shares.sum()} of {batch} samples"
-    assert ((fleet.lower <= shares) & (shares <= fleet.upper)).all(), f"{cluster.policy}: {shares}"
     lr, why = lr_factor(settings.batch.lr_rule, batch, base_batch(settings.batch), cluster.noise)
     return Plan(
         generation=cluster.generation,
@@ -201,3 +202,22 @@ def _plan(cluster: Cluster, fleet: Fleet, shares: IntArray, reason: str) -> Plan
         lr_factor=lr,
         reason=reason if settings.batch.size else f"{reason}; {why}",
     )
+
+
+def _checked(cluster: Cluster, fleet: Fleet, shares: IntArray) -> IntArray:
+    """The policy's shares, if they keep the batch and every worker's bounds; else PlanError."""
+    policy, shares = cluster.settings.policy.name, np.asarray(shares)
+    if shares.shape != (len(fleet),) or shares.dtype.kind not in "iu":
+        told = f"gave {shares.tolist()}, not one whole number for each of {len(fleet)} workers"
+        raise PlanError(policy, told)
+    outside = (shares < fleet.lower) | (shares > fleet.upper)
+    if outside.any():
+        i = int(outside.argmax())
+        share, lower, upper = int(shares[i]), int(fleet.lower[i]), int(fleet.upper[i])
+        bound = "the batch" if cluster.workers[fleet.ids[i]].cap is None else "its cap"
+        than = f"more than {bound} of {upper}" if share > upper else f"less than min_share, {lower}"
+        raise PlanError(policy, f"gave worker {fleet.ids[i]} {share} samples, {than}")
+    if int(shares.sum()) != cluster.batch:
+        told = f"gave out {shares.sum()} samples of a batch of {cluster.batch}"
+        raise PlanError(policy, told)
+    return shares
