@@ -101,7 +101,9 @@ class Cluster(Watching):
 
     def status(self) -> dict[str, Any]:
         """The run as its coordinator sees it."""
-        return self._host.inside(self._host.host.coordinator.status)
+        host = self._host.host
+        told: dict[str, Any] = self._host.inside(lambda: host.call(host.coordinator.status))
+        return told
 
     @property
     def returncode(self) -> int | None:

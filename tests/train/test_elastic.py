@@ -22,8 +22,8 @@ from evenstep.errors import ConfigError
 from evenstep.launch.environment import Coordinator
 from evenstep.messages import Generation
 from evenstep.train.elastic import ElasticSession
-from evenstep.train.regroup import leaving
 from evenstep.train.group import PeerLostError
+from evenstep.train.regroup import leaving
 from tests.coordinate.hosted import Hosted, hosted
 from tests.launch.unconfigured import unconfigured
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -22,8 +22,8 @@ from evenstep.train.group import (
     card_of,
     ends_on_error,
     on_cards,
-    surviving_errors,
     patiently,
+    surviving_errors,
     why_on_host,
 )
 from evenstep.train.meeting import PeerFailedError

@@ -9,7 +9,6 @@ from typing import Any
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import Place, find
 from evenstep.launch.logs import show_log_by_default
-from evenstep.strict import override
 from evenstep.strict import override, whole
 from evenstep.train.fixed import FixedSession
 from evenstep.train.session import Session
