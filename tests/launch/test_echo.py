@@ -187,6 +187,20 @@ def test_nested_progress_bars_share_the_line_in_place(terminal: Terminal, tmp_pa
     echo.close()
 
 
+def test_a_log_line_of_the_worker_does_not_hang_on_its_progress_bar(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    path = tmp_path / "w0.log"
+    with path.open("w", buffering=1) as log:
+        echo = Echo(terminal.out)
+        echo.follow("w0", path)
+        log.write("\r 9/10")
+        assert terminal.shows("[w0]  9/10")
+        log.write("12:00:00 evenstep: w0 is rank 0 of 2\n\r10/10")
+        assert terminal.shows("[w0] 12:00:00 evenstep: w0 is rank 0 of 2", "[w0] 10/10")
+    echo.close()
+
+
 def test_elsewhere_a_progress_bar_is_a_line_every_ten_seconds(
     screen: Screen, tmp_path: Path
 ) -> None:

@@ -27,6 +27,9 @@ ERASE = "\r\x1b[K"  # empties the terminal's current line
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"  # ERASE takes one row, so a bar must not wrap
 _NESTED = re.compile(rb"\n([^\n]*)\x1b\[A")  # a bar below another, and the cursor up again
 
+# evenstep's own log lines (see logs.py) come right behind a bar that was drawn before.
+_BEFORE_LOG = re.compile(rb"\r[^\r\n]+?(?=\d\d:\d\d:\d\d evenstep: )")
+
 
 @dataclass(slots=True, eq=False)
 class _Log:
@@ -151,6 +154,8 @@ def _read_lines(log: _Log, *, last: bool) -> list[str]:
     data = log.rest + new
     while _NESTED.search(data):
         data = _NESTED.sub(rb"\r\1\r", data)
+    if b" evenstep: " in data:
+        data = _BEFORE_LOG.sub(b"\r", data)
     *whole, rest = data.split(b"\n")
     rest = rest[max(0, rest.rstrip(b"\r").rfind(b"\r")) :]  # of a progress bar the newest state
     if rest.strip() and (last or len(rest) > LINE_BYTES):
