@@ -1,8 +1,8 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Each makes .venv itself.
+# On a fresh machine: `make demo`, `make test`, `make test-long`. Each makes .venv itself.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint packages tables clean
+.PHONY: demo test test-long lint packages tables clean
 .DEFAULT_GOAL := test
 
 .venv/ready: pyproject.toml constraints.txt
@@ -21,6 +21,15 @@ lint: .venv/ready
 
 test: lint packages
 	$(BIN)/pytest -n auto --dist worksteal
+
+# What takes long or depends on chance: faults at random, many workers, hosts that are cut off, steps
+# that are timed, and every property on new random cases. Prints its seed; SEED=... replays it.
+SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+test-long: .venv/ready packages
+	@echo "replay this run with: make test-long SEED=$(SEED)"
+	EVENSTEP_SEED=$(SEED) HYPOTHESIS_PROFILE=long \
+	    $(BIN)/pytest -n auto --dist worksteal -m "long or hypothesis" --hypothesis-seed=$(SEED) || \
+	    { echo "replay this run with: make test-long SEED=$(SEED)"; exit 1; }
 
 # What some tests need of Debian, if this machine lacks it and lets us.
 packages:

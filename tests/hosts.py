@@ -23,7 +23,7 @@ from evenstep.emulate.owner import new_name, orphans
 
 SPACES = Path("/run/netns")  # where `ip netns` keeps names
 LACKING = ("not permitted", "not supported", "Permission denied", "Unknown device type")
-ENDING_S = 10.0
+ENDING_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _pids(space: str) -> list[int]:
 
 
 def _run(*args: str) -> str:
-    done = subprocess.run([_ip(), *args], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run([_ip(), *args], capture_output=True, text=True, check=False, timeout=600)
     if any(word in done.stderr for word in LACKING):
         pytest.skip(f"no hosts here: ip {' '.join(args)}: {done.stderr.strip()}")
     done.check_returncode()

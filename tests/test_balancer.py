@@ -186,7 +186,7 @@ def test_a_decision_imports_nothing() -> None:
         "        b.report(worker, 0.001 + 0.001 * share * (1 + i))\n"
         "assert not set(sys.modules) - before, set(sys.modules) - before"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 def test_torch_is_never_imported() -> None:
@@ -195,4 +195,4 @@ def test_torch_is_never_imported() -> None:
         "b.report('a', 1.0); b.shares();"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

@@ -58,6 +58,11 @@ def train(worker: FakeWorker, counter: Path, num_steps: int, wrong: str) -> None
                     (Path(worker.welcome.run) / "checkpoints" / f"step-{steps}.pt").touch()
                 if worker.id not in roster:
                     say(f"{worker.id} leaves")
+                    if wrong == "linger":
+                        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                        worker.close()
+                        say(f"{worker.id} lingers")
+                        time.sleep(600)
                     sys.exit(0 if planned else os.EX_TEMPFAIL)
                 worker.begin(message)
                 say(f"{worker.id} begins {number} of {len(roster)}")

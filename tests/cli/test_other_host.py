@@ -13,7 +13,7 @@ from tests.hosts import Host, make_hosts
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("fake_train.py")
-BOUND_S = 60.0
+BOUND_S = 600.0
 
 
 def evenstep(host: Host, *args: str | Path, **options: Any) -> subprocess.Popen[Any]:

@@ -38,7 +38,7 @@ def run(env: dict[str, str], scale: str, script: Path) -> subprocess.CompletedPr
         cwd=script.parent,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 
@@ -90,7 +90,7 @@ def test_limits_and_prices_that_contradict(tmp_path: Path, options: list[str], s
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert ended.returncode == 2
     assert says in ended.stderr

@@ -26,7 +26,7 @@ from evenstep.types import Joined, Left, Lost, Regroup
 
 SCRIPT = Path(__file__).with_name("fake_train.py")
 ROOT = Path(__file__).parents[2]
-BOUND_S = 60.0
+BOUND_S = 600.0
 LONG = "1000000"
 
 
@@ -219,12 +219,13 @@ def test_a_stopped_run_goes_on_where_it_was(runs: Runs, run: Path, number: signa
 class Clocked:
     """`evenstep run` in this process, on a clock that tests set."""
 
-    def __init__(self, folder: Path, *args: str) -> None:
+    def __init__(self, folder: Path, *args: str, **options: Any) -> None:
         self.now_s = 0.0
         self._made = RunFolder.make(folder)
         command = [str(SCRIPT), *args]
         terms = Terms(run=str(folder))
-        self.run = Run(self._made, terms, 2, command, asked=True, clock=lambda: self.now_s)
+        options |= {"asked": True, "clock": lambda: self.now_s}
+        self.run = Run(self._made, terms, 2, command, **options)
 
     def to_its_end(self, meanwhile: Callable[[], Awaitable[None]]) -> Ending:
         async def both() -> Ending:
@@ -289,6 +290,29 @@ def test_a_signal_after_training_ends_scripts_and_spoils_no_good_end(
     ending = clocked.to_its_end(meanwhile)
     assert ending.ok
     assert ending.why == "trained to the end; SIGINT ended scripts that still ran: w0, w1"
+    assert workers_of(run) == []
+
+
+@pytest.mark.usefixtures("found")
+def test_a_worker_that_has_left_is_not_waited_for_without_end(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clocked = Clocked(run, LONG, "linger", "w1", leave_s=0.05)
+
+    async def meanwhile() -> None:
+        while not (run / "steps").exists():
+            await asyncio.sleep(0.02)
+        clocked.run.on_signal(signal.SIGINT)
+        log = run / "logs" / "w1.log"
+        while "lingers" not in log.read_text() or "waiting for the processes" not in caplog.text:
+            await asyncio.sleep(0.02)
+        clocked.now_s += 0.05
+
+    with caplog.at_level("INFO", "evenstep"):
+        ending = clocked.to_its_end(meanwhile)
+    assert ending.ok
+    assert "waiting for the processes of w1 to end" in caplog.text
+    assert "w1 left 0.05 s ago and still runs: ended" in caplog.text
     assert workers_of(run) == []
 
 

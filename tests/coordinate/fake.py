@@ -31,7 +31,7 @@ from evenstep.messages import (
 from evenstep.types import StepReport
 
 M = TypeVar("M")
-WAIT_S = 20.0
+WAIT_S = 600.0
 
 
 def ready(**changes: Any) -> Ready:

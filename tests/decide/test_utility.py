@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from evenstep.config import ScalingSettings, WorkerSettings
@@ -102,13 +102,17 @@ def test_a_job_without_length_says_so() -> None:
     st.tuples(st.floats(1.0, 1e4), st.floats(1.0, 1e4)),
     st.tuples(st.floats(0.0, 1e2), st.floats(0.0, 1e2)),
 )
+@example(1.0, 1.0, (1.0, 1.0000000000000002), (0.0, 0.0))  # alike but for rounding
 def test_with_a_linear_utility_the_answer_does_not_depend_on_how_far_the_job_is(
     y0: float, x0: float, speeds: tuple[float, float], prices: tuple[float, float]
 ) -> None:
     small, large = size(4, speeds[0], prices[0]), size(8, speeds[1], prices[1])
     utility = y0 / x0 * (1 / speeds[0] - 1 / speeds[1])
     cost = prices[1] / speeds[1] - prices[0] / speeds[0]
-    assume(abs(utility - cost) > 1e-6 * (abs(utility) + abs(cost)))
+    # Values that differ by rounding alone may be ordered either way.
+    worth_s = y0 / x0 * (50.0 + 10_000 / min(speeds))
+    spent = 10_000 * (prices[0] / speeds[0] + prices[1] / speeds[1])
+    assume(1000 * abs(utility - cost) > 1e-9 * (y0 + worth_s + spent))
     plug = Utility(linear=f"{y0},{x0}")
     for elapsed_s, left in ((0.0, 10_000), (50.0, 1000)):
         assert plug.worth(small, large, job(elapsed_s, left))[0] == (utility > cost)

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 def torchrun(num: int, script: str, *args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={num}", str(HERE / script), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize("options", [["0"], ["2"], ["0", "compiled"]], ids=" ".join)

@@ -19,7 +19,7 @@ def verify(fault: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "evenstep", "verify", *options, str(SUSPECT), fault]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=110, check=False, env=environment
+        command, capture_output=True, text=True, timeout=600, check=False, env=environment
     )
 
 

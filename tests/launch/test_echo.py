@@ -16,7 +16,7 @@ import pytest
 
 from evenstep.launch.echo import BAR_S, Echo
 
-BOUND_S = 20.0
+BOUND_S = 600.0
 
 
 class Screen(io.StringIO):

@@ -19,7 +19,7 @@ import pytest
 from evenstep.launch.local import LocalLauncher, _Running
 from evenstep.types import Launch
 
-BOUND_S = 30.0
+BOUND_S = 600.0
 SLEEP = "import time; time.sleep(600)"
 ONE = Launch(num_workers=1, reason="asked for")
 

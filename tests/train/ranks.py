@@ -30,4 +30,4 @@ def run_ranks(world: int, body: Callable[[Session], T], **settings: Any) -> list
             return body(session)
 
     with ThreadPoolExecutor(world) as pool:
-        return [f.result(timeout=60) for f in [pool.submit(one, r) for r in range(world)]]
+        return [f.result(timeout=600) for f in [pool.submit(one, r) for r in range(world)]]

@@ -24,7 +24,7 @@ from evenstep.errors import ConfigError
 from evenstep.train.checkpoint import CheckpointError, Checkpoints, load
 from evenstep.train.state import State
 
-DEADLINE_S = 60.0
+DEADLINE_S = 600.0
 
 
 class Everything:

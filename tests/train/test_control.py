@@ -35,7 +35,7 @@ from evenstep.train import control as module
 from evenstep.train.control import WAITING_LINES, Control, NotWelcomeError, StrangerError
 from tests.coordinate.fake import ready
 
-WAIT_S = 20.0
+WAIT_S = 600.0
 WELCOME = Welcome(worker="w0", lease_s=600.0)
 ELSEWHERE = Generation(
     number=9, roster=("w0", "x"), shares=(1, 1), planned=False, address="192.0.2.1", reason="come"

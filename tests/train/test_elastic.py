@@ -23,11 +23,12 @@ from evenstep.launch.environment import Coordinator
 from evenstep.messages import Generation
 from evenstep.train.elastic import ElasticSession
 from evenstep.train.group import PeerLostError
+from evenstep.train.membership import LeftError
 from evenstep.train.regroup import leaving
 from tests.coordinate.hosted import Hosted, hosted
 from tests.launch.unconfigured import unconfigured
 
-WAIT_S = 20.0
+WAIT_S = 600.0
 threaded = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # and forks
 
 
@@ -226,3 +227,26 @@ def test_after_a_session_that_ends_in_a_void_step_optimizers_and_schedulers_are_
     schedule.step()
     assert schedule.last_epoch == 1
     assert not torch.equal(model.weight, was)
+
+
+def test_a_worker_that_leaves_keeps_its_priority(run: Hosted) -> None:
+    """With less of it, a worker takes minutes to leave a host that is busy with other work."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    where = Coordinator(host=run.name, port=run.port, token=run.token)
+    with pytest.raises(LeftError) as left, ElasticSession(where, {}) as session:
+        train_until_stopped(run, session)
+    assert left.value.code == 0
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def train_until_stopped(run: Hosted, session: ElasticSession) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.prepare(model, optimizer)
+    loader = session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+    for epoch in session.epochs(1_000_000):
+        for (x,) in loader:
+            model(x).mean().backward()
+            optimizer.step()
+        if epoch == 0:
+            run.ask("stop")

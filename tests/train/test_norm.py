@@ -34,7 +34,7 @@ def run_groups(world: int, body: Callable[[Group], T]) -> list[T]:
         return body(Group(store, 1, rank, world, timeout_s=30.0, name="norm"))
 
     with ThreadPoolExecutor(world) as pool:
-        return [f.result(timeout=60) for f in [pool.submit(one, r) for r in range(world)]]
+        return [f.result(timeout=600) for f in [pool.submit(one, r) for r in range(world)]]
 
 
 @dataclass

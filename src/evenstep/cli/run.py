@@ -216,17 +216,17 @@ class Run:
         """Wait for the workers' processes after the run's end.
 
         A script that has trained to the end may do whatever comes after, for as long as it takes.
-        A worker that has left before that is killed after a bound.
+        A worker that has left before that is ended after a bound.
         """
-        launcher, until_s = self._launcher, self._clock() + self._leave_s
+        launcher, coordinator = self._launcher, self._host.coordinator
+        until_s = self._clock() + self._leave_s
         while not await launcher.wait(min(AWAIT_S, self._leave_s)):
-            left = launcher.running - self._host.coordinator.trained
             log.info("waiting for the processes of %s to end", listed(sorted(launcher.running)))
-            for worker in sorted(left) if self._clock() >= until_s else ():
-                log.warning(
-                    "%s left the run %g s ago and still runs: killed", worker, self._leave_s
-                )
-                launcher.kill(worker)
+            if self._clock() >= until_s:
+                left = launcher.running - coordinator.trained - coordinator.crew.evicted
+                for worker in sorted(left):
+                    log.warning("%s left %g s ago and still runs: ended", worker, self._leave_s)
+                    coordinator.crew.evict(worker)
 
     async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> str:
         before = self._folder.address().rpartition(":")[2]
