@@ -98,12 +98,24 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 ALIKE = (
     *("batch", "per_worker", "limit", "length", "seed", "shuffle", "drop_last"),
-    *("prefetched", "things", "model"),
+    *("prefetched", "things", "disabled_scalers", "model"),
 )
 """What all workers of a run must have alike, of what they say when they are ready."""
 
+WAY_OUT = {
+    "disabled_scalers": "; a GradScaler must be enabled on all workers or on none, or gradients of "
+    "different scales are summed",
+}
 
-class Ready(Message, frozen=True, kw_only=True):
+
+def differ(name: str, one: Any, where: str, other: Any, elsewhere: str) -> str:
+    """What to tell of a fact that is not alike, with the way out if it needs one."""
+    told, than = ("none" if value == "" else value for value in (one, other))
+    return f"is {told} {where}, {than} {elsewhere}{WAY_OUT.get(name, '')}"
+
+
+# Defaults are left out: a coordinator of an older version refuses fields that it does not know.
+class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Started up, model and data built: ready to take a share."""
 
     kind: str
@@ -118,6 +130,7 @@ class Ready(Message, frozen=True, kw_only=True):
     drop_last: bool = False
     prefetched: int
     things: str = ""  # names of what has a state, besides the model
+    disabled_scalers: str = ""  # names of the GradScalers among them that do not scale
     settings: dict[str, Any] = {}  # the script's own, of the config tree
     model: str  # a digest of names, shapes and dtypes
     address: str  # of the store that this worker hosts, for generations it leads

@@ -12,6 +12,7 @@ import pytest
 from evenstep.coordinate.brain import Brain
 from evenstep.decide.batching import POLICIES
 from evenstep.journal import Journal, read
+from evenstep.messages import from_client
 from evenstep.types import Joined, Left, StepDone, StepReport, Worker
 from tests.coordinate.fake import ready
 from tests.decide.heedless import Heedless
@@ -96,3 +97,31 @@ def test_a_policy_that_ignores_caps_is_named_once_and_the_shares_stay(
     (told,) = [r for r in caplog.records if "the balancer has stopped" in r.message]
     assert "policy heedless gave worker b 32 samples, more than its cap of 8" in told.message
     assert told.exc_info is None
+
+
+def test_a_worker_with_a_disabled_scaler_is_refused_where_the_run_has_it_enabled(
+    brain: Brain,
+) -> None:
+    assert brain.differs(ready()) == ""
+    told = brain.differs(ready(disabled_scalers="GradScaler-1"))
+    assert told.startswith("disabled_scalers is GradScaler-1 here, none in the run; a GradScaler")
+
+
+def test_what_an_older_journal_does_not_know_of_is_as_the_first_worker_has_it(
+    brain: Brain, tmp_path: Path
+) -> None:
+    brain.close()
+    path = tmp_path / "journal.jsonl"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"disabled_scalers":"",', "", 1), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") != text
+    older = Brain.restore(path, lambda: 0.0).brain
+    assert older.differs(ready(disabled_scalers="GradScaler-1")) == ""
+    assert older.differs(ready()).startswith("disabled_scalers is none here, GradScaler-1 in")
+    older.close()
+
+
+def test_a_worker_tells_an_older_coordinator_nothing_that_it_does_not_know() -> None:
+    assert b"disabled_scalers" not in from_client.encode(ready())
+    assert b"disabled_scalers" in from_client.encode(ready(disabled_scalers="GradScaler-1"))
+    assert from_client.decode(from_client.encode(ready())) == ready()

@@ -250,3 +250,25 @@ def train_until_stopped(run: Hosted, session: ElasticSession) -> None:
             optimizer.step()
         if epoch == 0:
             run.ask("stop")
+
+
+@pytest.mark.parametrize(("enabled", "given"), [(True, False), (True, True), (False, False)])
+def test_a_scaler_that_the_run_was_not_given_is_refused(
+    run: Hosted, enabled: bool, given: bool
+) -> None:
+    with join(run) as session:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        session.prepare(model, optimizer, *([scaler] if given else []))
+        loader = session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+        for (x,) in loader:
+            scaler.scale(model(x).mean()).backward()
+            if given or not enabled:
+                scaler.step(optimizer)
+                scaler.update()
+                continue
+            told = r"scaler: the GradScaler is not known to the run: .*\(model, optimizer, scaler\)"
+            with pytest.raises(ConfigError, match=told):
+                scaler.step(optimizer)
+            break

@@ -150,6 +150,80 @@ def test_ranks_with_seeds_of_their_own_are_told_so() -> None:
         run_ranks(2, body)
 
 
+def scale(session: Session, scaler: torch.amp.GradScaler, how: str) -> float:
+    """Two steps with a scaler that is given to `prepare`, registered late, or not at all."""
+    net = copy.deepcopy(TEMPLATE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    session.prepare(net, optimizer, *([scaler] if how == "prepare" else []))
+    loader = session.loader(DATA, batch=32)
+    if how == "register":
+        session.register("scaler", scaler)
+    for x, y in loader:
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.mse_loss(net(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return scaler.get_scale()
+
+
+HOW = ("prepare", "register", "not")
+
+
+def test_a_scaler_that_is_disabled_on_one_rank_is_refused_before_the_first_step() -> None:
+    def body(session: Session) -> None:
+        scaler = torch.amp.GradScaler("cpu", enabled=session.rank == 0)
+        session.prepare(copy.deepcopy(TEMPLATE), scaler)
+        session.loader(DATA, batch=32)
+
+    says = r"disabled_scalers: is .* on rank \d, .* on rank \d; a GradScaler must be enabled on all"
+    with pytest.raises((ConfigError, PeerFailedError), match=says):
+        run_ranks(2, body)
+
+
+@pytest.mark.parametrize("how", HOW[1:])
+def test_a_scaler_that_is_disabled_on_one_rank_ends_the_run_wherever_it_comes_from(
+    how: str,
+) -> None:
+    def body(session: Session) -> None:
+        scale(session, torch.amp.GradScaler("cpu", enabled=session.rank == 1), how)
+
+    says = "the loss is scaled by 1 on rank 0, by 65536 on rank 1"
+    with pytest.raises((ConfigError, PeerFailedError), match=says):
+        run_ranks(2, body)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_scales_that_differ_between_ranks_end_the_run(how: str) -> None:
+    def body(session: Session) -> None:
+        scale(session, torch.amp.GradScaler("cpu", init_scale=256.0 * (session.rank + 1)), how)
+
+    says = "the loss is scaled by 256 on rank 0, by 512 on rank 1"
+    with pytest.raises((ConfigError, PeerFailedError), match=says):
+        run_ranks(2, body)
+
+
+@pytest.mark.parametrize("lost_on", [0, 1, 2])
+def test_scales_stay_alike_when_gradients_overflow_on_one_rank(lost_on: int) -> None:
+    """Also on one whose share is zero: what overflows there counts nothing."""
+
+    def body(session: Session) -> list[float]:
+        net, optimizer = net_and_sgd(session)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+        scales = []
+        for step, (x, y) in enumerate(session.loader(DATA, batch=8)):
+            optimizer.zero_grad()
+            factor = float("inf") if session.rank == lost_on and step in (0, 4) else 1.0
+            scaler.scale(nn.functional.mse_loss(net(x), y) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return scales
+
+    first, *others = run_ranks(3, body, policy={"name": "fixed", "shares": [5, 3, 0]})
+    assert others == [first, first]
+    assert (first[0] == 128.0) == (lost_on < 2)
+
+
 def test_a_batch_without_a_backward_pass_is_an_error() -> None:
     def body(session: Session) -> None:
         net_and_sgd(session)

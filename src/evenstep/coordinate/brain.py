@@ -14,7 +14,7 @@ from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
 from evenstep.errors import ConfigError, JournalError, PlanError
 from evenstep.journal import Journal, read
-from evenstep.messages import ALIKE, Ready
+from evenstep.messages import ALIKE, Ready, differ
 from evenstep.pace import Means, Pace, Tally
 from evenstep.strict import build, override
 from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, StepReport, WorkerId
@@ -80,9 +80,10 @@ class Brain:
     def differs(self, ready: Ready) -> str:
         """What a worker has otherwise than the run, with both values; empty if nothing."""
         for name in ALIKE:
-            told, known = getattr(ready, name), self._facts.get(name)
+            told = getattr(ready, name)
+            known = self._facts.setdefault(name, told)  # older journals lack what is new
             if told != known:
-                return f"{name} is {told} here, {known} in the run"
+                return f"{name} {differ(name, told, 'here', known, 'in the run')}"
         return ""
 
     def handle(self, at_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:

@@ -158,6 +158,16 @@ class ElasticSession(Regrouping):
         self._member.apart = False
         return super()._fill_pulse(used)
 
+    def _find_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        if not scaler.is_enabled():  # it has no state
+            return
+        raise ConfigError(
+            "scaler",
+            "the GradScaler is not known to the run: workers that join would begin with another "
+            "scale, and a step that is repeated would change it twice. Give it along: "
+            "session.prepare(model, optimizer, scaler)",
+        )
+
     def _part_of(self, length: int) -> tuple[int, int]:
         part = super()._part_of(length)
         return (0, length) if self._late else part

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from evenstep.train.loader import Loader
+from evenstep.train.loss_scale import disabled
 
 
 def facts_of(
-    loader: Loader, things: Iterable[str], device: torch.device, *, kind: str, cap: int | None
+    loader: Loader, things: Mapping[str, Any], device: torch.device, *, kind: str, cap: int | None
 ) -> dict[str, Any]:
     """What the brain has to know of a worker; without a `kind`, that of its device."""
     cores = len(os.sched_getaffinity(0))
@@ -27,6 +28,7 @@ def facts_of(
         "kind": kind or _kind_of(device, cores),
         "cap": cap,
         "things": ", ".join(sorted(things)),
+        "disabled_scalers": disabled(things.items()),
     }
 
 

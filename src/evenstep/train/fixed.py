@@ -17,7 +17,7 @@ from evenstep.engine import Engine
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.journal import Journal
 from evenstep.launch.environment import Place
-from evenstep.messages import ALIKE
+from evenstep.messages import ALIKE, differ
 from evenstep.strict import build
 from evenstep.train.address import own_address
 from evenstep.train.agent import Agent
@@ -101,9 +101,8 @@ class FixedSession(Session):
         for rank, other in enumerate(every):
             for name in ALIKE:
                 if other.get(name) != facts.get(name):  # models have been compared before
-                    raise ConfigError(
-                        name, f"is {facts[name]} on rank {self.rank}, {other[name]} on rank {rank}"
-                    )
+                    mine, theirs = (f"on rank {r}" for r in (self.rank, rank))
+                    raise ConfigError(name, differ(name, facts[name], mine, other[name], theirs))
         if self.probe is not None:
             self._plans = self.probe.plans(global_batch(loader.batch, self.world), self.world)
             return

@@ -17,7 +17,7 @@ import torch
 from evenstep.types import StepReport, WorkerId
 
 MOST_SAMPLES = 2**24
-REPORT = 7  # samples, compute_s, wait_s, free_cpu, free_memory, weight, grad_squared_norm
+REPORT = 8  # numbers in a report
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +30,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     free_memory: float
     weight: float  # what this rank's mean counts for: samples, or tokens
     grad_squared_norm: float = 0.0  # of its own mean gradient; 0: not measured
+    loss_scale: float = 0.0  # by its GradScalers; 1: it is not scaled; 0: not known
 
     def of(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
         """The report of a worker by name, with what it computed for in some steps like this."""
@@ -78,6 +79,7 @@ def fill(
         report.free_memory,
         report.weight,
         report.grad_squared_norm,
+        report.loss_scale,
     )
     if plan is not None:
         ahead = plan.from_step - step  # never at the step itself
@@ -95,7 +97,7 @@ def read(
     reports = []
     for rank in range(world):
         samples, *rest = values[rank * REPORT : (rank + 1) * REPORT]
-        compute_s, wait_s, free_cpu, free_memory, weight, squared_norm = rest
+        compute_s, wait_s, free_cpu, free_memory, weight, squared_norm, loss_scale = rest
         reports.append(
             Report(
                 samples=int(samples),
@@ -105,6 +107,7 @@ def read(
                 free_memory=free_memory,
                 weight=weight,
                 grad_squared_norm=squared_norm,
+                loss_scale=loss_scale,
             )
         )
     begin, flags = world * REPORT, size(world)

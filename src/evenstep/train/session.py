@@ -130,6 +130,7 @@ class Session(Stepping):
                 self._attach(other)
             if hasattr(other, "state_dict"):
                 self._things[f"{type(other).__name__}-{i}"] = other
+                self._loss_scale.add(other)
         self._releases.append(lambda: norm.untie(model))
         self._meet(model)
         return (model, *others) if others else model
@@ -139,6 +140,7 @@ class Session(Stepping):
         before, after = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
         self._releases += [
             before(self._check_reduced).remove,
+            before(self._check_scaler).remove,
             before(self._before_optimizer_step).remove,  # with the user's rate
             self._rate.attach(optimizer),
             after(self._on_optimizer_step).remove,
@@ -210,6 +212,7 @@ class Session(Stepping):
         if name in self._things:
             raise ConfigError(name, "is registered already; choose another name")
         self._things[name] = thing
+        self._loss_scale.add(thing)
 
     def sum(self, value: torch.Tensor | float) -> torch.Tensor:
         """The sum of a value over all workers. All must ask at the same point."""

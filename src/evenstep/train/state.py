@@ -57,6 +57,8 @@ class State:
         """Refuse what was collected from other models or things, naming the first that differs."""
         _same_names("", tree["things"], self.things)
         _same_names("", tree["models"], self.models)
+        for name, thing in self.things.items():
+            _check_scaler(name, thing, tree["things"][name])
         for name, model in self.models.items():
             mine, theirs = dict(_tensors(model)), tree["models"][name]
             _same_names(f"{name}.", theirs, mine)
@@ -112,6 +114,15 @@ def _grads(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _params(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     for name, param in model.named_parameters():
         yield name.replace(COMPILED, ""), param
+
+
+def _check_scaler(name: str, thing: Any, state: Mapping[str, Any]) -> None:
+    """A disabled GradScaler takes any state without a word, and keeps none."""
+    if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() != bool(state):
+        here, there = ("enabled", "disabled") if thing.is_enabled() else ("disabled", "enabled")
+        raise ConfigError(
+            name, f"is {here} here, {there} in the run; enable the GradScaler as the run has it"
+        )
 
 
 def _same_names(path: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:

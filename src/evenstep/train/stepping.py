@@ -24,6 +24,7 @@ from evenstep.train.group import (
     surviving_errors,
 )
 from evenstep.train.loader import Loader
+from evenstep.train.loss_scale import LossScale, check_scales, stepping_scaler
 from evenstep.train.meter import Meter, Outlook
 from evenstep.train.probe import Probe
 from evenstep.train.pulse import RankPlan, Report
@@ -68,6 +69,7 @@ class Stepping(ABC):
         self._loader: Loader | None = None
         self._plans: list[RankPlan] = []
         self._rate = Rate()
+        self._loss_scale = LossScale()
         self._measures = False  # the gradients' noise
         self._num_epochs = 0  # 0: the script has not said
         self._next_step = 0
@@ -139,6 +141,7 @@ class Stepping(ABC):
             free_memory=self._outlook.free_memory,
             weight=weight,
             grad_squared_norm=self._squared_norm(own=True),
+            loss_scale=self._loss_scale.of_step(),
         )
         return pulse.fill(self._next_step, self.world, self.rank, report, plan, used, switch)
 
@@ -148,6 +151,7 @@ class Stepping(ABC):
         if not self._reports or not self._batches_since_step:  # not once more for another pass
             self._batches_since_step += 1
         self._reports, plan, switch, used = pulse.read(summed, self._next_step, self.world)
+        check_scales(self._reports)
         if plan is not None:
             self._plans.append(plan)
             # It came in single precision: the same factor must not cut a warm-up short.
@@ -215,6 +219,15 @@ class Stepping(ABC):
         assert self._model is not None
         self._reducer.check_known(optimizer, self._model)
 
+    def _check_scaler(self, *_: Any) -> None:
+        scaler = stepping_scaler()
+        if scaler is not None and not self._loss_scale.knows(scaler):
+            self._find_scaler(scaler)
+
+    def _find_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """The script uses a GradScaler that the session was not given."""
+        self._loss_scale.add(scaler)
+
     def _on_optimizer_step(self, *_: Any) -> None:
         self._batches_since_step = 0
 
@@ -254,6 +267,7 @@ class Stepping(ABC):
 
         gradients = join("gradients") if cuda else self._group
         self._reducer.regroup(gradients, self._group, pulse.size(self.world))
+        self._loss_scale.begin_roster()
         if self._sync_norms:
             # A group of its own: a layer's sums and the buckets' may start in another order.
             norm.synchronise(
