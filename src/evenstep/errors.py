@@ -78,7 +78,7 @@ class BatchBoundsError(EvenstepError, ValueError):
             )
         return (
             f"a batch of {self.batch} cannot give {self.num_workers} workers their minimum, "
-            f"{self.least} together. Raise the batch or lower min_share."
+            f"{self.least} together. Raise the batch, lower min_share, or use fewer workers."
         )
 
 

@@ -118,6 +118,33 @@ def test_a_run_that_could_not_listen_leaves_its_folder_as_it_was(
         assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--workers", "2", "--min", "5"],
+            "--workers starts 2 of the 5 workers that the run needs (workers.min). It pauses until "
+            "3 more have joined",
+        ),
+        (["--workers", "2", "--min", "2"], ""),
+        (["--workers", "0"], ""),
+    ],
+)
+def test_fewer_workers_than_the_minimum_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: list[str], says: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that the run ends right there
+        port = str(taken.getsockname()[1])
+        args = [*options, "--port", port, "--run", str(tmp_path / "run"), str(script)]
+        assert CliRunner().invoke(main, ["run", *args]).exit_code == 2
+    assert [r.levelname for r in caplog.records if "workers.min" in r.message] == [
+        "WARNING"
+    ] * bool(says)
+    assert says in caplog.text
+
+
 def test_a_price_that_cannot_be_leaves_no_folder(tmp_path: Path) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "run"
     script.write_text("")

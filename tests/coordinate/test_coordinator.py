@@ -38,6 +38,13 @@ from tests.coordinate.situations import (
 )
 from tests.coordinate.world import SimWorker, World
 
+GROWS = {
+    "batch": 0,
+    "per_worker": 1,
+    "limit": 2,
+    "settings": {"batch": {"per_worker": 1, "limit": 2}},
+}
+
 # The beginning.
 
 
@@ -101,6 +108,84 @@ def test_a_leave_below_the_minimum_is_a_leave_all_the_same(make: Make) -> None:
     world.leave(b)
     assert heard(b, Goodbye)
     assert heard(a, Paused)
+
+
+def test_a_run_below_the_minimum_is_scaled_to_it(make: Make) -> None:
+    world = make(sets=("workers.min=3",))
+    world.coordinator.start(0.0, 2)
+    world.settle(4)
+    assert status(world)["state"] == "paused"
+    assert ask(world, "scale", num_workers=3).told == {"num_workers": 3}
+    world.settle(8)
+    assert (status(world)["state"], roster(world)) == ("training", ("w0", "w1", "w2"))
+
+
+# Too many.
+
+
+@pytest.mark.parametrize(
+    ("num", "sets", "batch", "told"),
+    [
+        (3, (), {"batch": 2}, "a batch of 2 cannot give 3 workers their minimum, 3 together"),
+        (1, ("workers.min=3",), {"batch": 2}, "a batch of 2 cannot give 3 workers"),
+        (3, ("batch.min_share=2",), {"batch": 5}, "cannot give 3 workers their minimum, 6"),
+        (3, (), GROWS, "a batch of 2 cannot give 3 workers their minimum, 3 together"),
+    ],
+)
+def test_workers_that_the_batch_has_no_samples_for_end_the_run_with_the_numbers(
+    make: Make, num: int, sets: tuple[str, ...], batch: dict[str, Any], told: str
+) -> None:
+    world = make(sets=sets)
+    world.coordinator.start(0.0, num)
+    worker = world.connect("w0", launched=True)
+    assert worker is not None
+    world.ready(worker, **batch)
+    assert not ending(world).ok
+    assert told in ending(world).why
+    assert [told.why for told in heard(worker, Goodbye)] == [ending(world).why]
+    assert not (world.folder / "journal.jsonl").exists()  # the folder can be resumed with another
+
+
+def test_workers_whose_caps_are_below_min_share_need_no_more_than_their_caps(make: Make) -> None:
+    world = make(sets=("batch.min_share=4",))
+    world.coordinator.start(0.0, 4)
+    for name in ("w0", "w1", "w2", "w3"):
+        worker = world.connect(name, launched=True)
+        assert worker is not None
+        world.ready(worker, batch=8, cap=2)
+    assert world.announced[-1].shares == (2, 2, 2, 2)
+
+
+def test_a_joiner_that_came_before_the_batch_was_known_is_refused_if_it_is_too_many(
+    make: Make,
+) -> None:
+    world = make()
+    world.coordinator.start(0.0, 2)
+    joiner = world.connect()
+    a, b = (world.connect(name, launched=True) for name in ("w0", "w1"))
+    assert a is not None
+    assert b is not None
+    assert joiner is not None
+    for worker in (a, joiner, b):
+        world.ready(worker, batch=2)
+    assert [told.why for told in heard(joiner, Refused)] == [
+        "the run has room for 2 workers, and they are there"
+    ]
+    assert roster(world) == ("w0", "w1")
+
+
+def test_a_resumed_run_with_too_many_workers_ends_instead_of_pausing(make: Make) -> None:
+    world = make()
+    world.join(batch=2)
+    world.coordinator.fail(world.now_s, "left for the night")
+    world.restart()
+    world.coordinator.start(world.now_s, 3, True)
+    for name in list(world.starting):
+        worker = world.connect(name, launched=True)
+        assert worker is not None
+        world.ready(worker, batch=2)
+    assert not ending(world).ok
+    assert "a batch of 2 cannot give 3 workers their minimum, 3 together" in ending(world).why
 
 
 # Leaving.

@@ -121,7 +121,8 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
         told.append(_scaling(_named("--scale", options["scale"]), num, most))
     bounds = () if most == MOST_WORKERS else (f"workers.max={most}", f"scaling.min_workers={least}")
     resumed = old is not None and old.journal.exists()
-    sets = _checked((*told, *options["sets"]), bounds, resumed=resumed)
+    sets = (*told, *options["sets"])
+    settings = _checked(sets, bounds, resumed=resumed)
     tls = _tls(options["tls_cert"], options["tls_key"])
     prices = _prices(options["prices"])
     folder = old or RunFolder.make(options["folder"] or _new(script))
@@ -142,6 +143,8 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
         show_log()
         # MIN:MAX leaves the number open, and so does a run that goes on as it was.
         asked = ":" not in (options["workers"] or ":")
+        if max(1, num) < settings.workers.min:
+            log.warning("%s", _too_few(num, settings.workers.min, folder.path))
         run = Run(folder, terms, num, [str(script), *args], asked=asked)
         ending = asyncio.run(run.to_its_end(options["host"], options["port"], tls))
     except BaseException:
@@ -153,6 +156,9 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
     newest = folder.newest_checkpoint()
     saved = f"newest checkpoint: {newest}" if newest else "there is no checkpoint"
     click.echo(f"evenstep: {ending.why}; run folder: {folder.path}; {saved}", err=True)
+    click.echo(
+        f"evenstep: {ending.why.rstrip('.')}; logs and checkpoints are in {folder.path}", err=True
+    )
     if ending.told:
         click.echo(ending.told.rstrip(), err=True)
     ctx.exit(0 if ending.ok else FAILED)
@@ -328,6 +334,14 @@ def _numbers(text: str) -> tuple[int, int]:
     return int(few), int(many or 0)
 
 
+def _too_few(num: int, least: int, folder: Path) -> str:
+    return (
+        f"--workers starts {num} of the {least} workers that the run needs (workers.min). "
+        f"It pauses until {least - num} more have joined: `evenstep scale {folder} {least}` "
+        "starts them here, `evenstep join` on another machine"
+    )
+
+
 def _named(flag: str, text: str) -> str:
     if not text.strip():
         raise ConfigError(flag, "is empty; give a name, or leave the option out")
@@ -364,8 +378,8 @@ def _prices(texts: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
     return tuple(prices.items())
 
 
-def _checked(sets: tuple[str, ...], bounds: tuple[str, ...], *, resumed: bool) -> tuple[str, ...]:
-    """What the command line puts over the script's settings, checked before anything starts."""
+def _checked(sets: tuple[str, ...], bounds: tuple[str, ...], *, resumed: bool) -> Settings:
+    """The settings with the command line's put over them, checked before anything starts."""
     if sets and resumed:
         raise ConfigError(sets[0].partition("=")[0], "stays as the run's journal has it")
     # The script's own are not known yet: its batch, and how long the job is.
@@ -374,7 +388,7 @@ def _checked(sets: tuple[str, ...], bounds: tuple[str, ...], *, resumed: bool) -
     if settings.batch.size != MOST_SAMPLES:
         raise ConfigError("batch.size", "is the script's own: set it there", "--set")
     assemble(settings)
-    return sets
+    return settings
 
 
 def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from evenstep.config import Settings
+from evenstep.config import BatchSettings, Settings
 from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
-from evenstep.errors import ConfigError, JournalError, PlanError
+from evenstep.errors import BatchBoundsError, ConfigError, JournalError, PlanError
 from evenstep.journal import Journal, read
 from evenstep.messages import ALIKE, Ready, differ
 from evenstep.pace import Means, Pace, Tally
@@ -41,11 +41,18 @@ class Brain:
         sets: Sequence[str],
         journal: Callable[[Settings, dict[str, Any]], Journal | None],
         timer: Timer,
+        *,
+        num_workers: int = 1,
     ) -> Brain:
-        """The brain of a new run, by its first worker and the command line."""
+        """The brain of a new run, by its first worker and the command line.
+
+        Raises BatchBoundsError if the batch cannot be shared among `num_workers`, or workers.min.
+        """
         engine = Engine(settings_of(ready, sets))
+        settings = engine.cluster.settings
+        _check_room(settings.batch, max(num_workers, settings.workers.min), ready.cap)
         facts = {name: getattr(ready, name) for name in ALIKE}
-        engine.journal = journal(engine.cluster.settings, {"facts": facts})
+        engine.journal = journal(settings, {"facts": facts})
         return cls(engine, facts, timer)
 
     @classmethod
@@ -152,6 +159,16 @@ def settings_of(ready: Ready, sets: Sequence[str]) -> Settings:
         if getattr(settings.batch, name) != value:
             raise ConfigError(f"batch.{name}", f"is the script's own, {value}: set it there")
     return settings
+
+
+def _check_room(batch: BatchSettings, num_workers: int, cap: int | None) -> None:
+    """Raise if even the largest batch has too few samples for so many workers.
+
+    Such a run would pause for ever: workers that join make it larger still.
+    """
+    largest, each = batch.size or batch.limit, min(batch.min_share, cap or batch.min_share)
+    if each * num_workers > largest:
+        raise BatchBoundsError(largest, each * num_workers, largest, num_workers)
 
 
 def _computing(report: StepReport, usual: tuple[float, float]) -> StepReport:

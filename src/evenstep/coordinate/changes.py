@@ -191,6 +191,9 @@ class Changes(Standing):
                         self._tell_leader(self._running, action)
                 case Pause(reason=reason):
                     self._pause(reason)
+                    if self._is_overfull():  # whoever joins would make it worse
+                        self._end(now_s, Ending(ok=False, why=reason))
+                        return
                 case Launch(kind=kind, reason=reason):
                     self._launch(now_s, self._num_missing(), reason, kind)
                 case Drain(worker=worker, reason=reason, may_stay=may_stay):

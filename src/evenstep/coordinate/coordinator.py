@@ -16,7 +16,7 @@ from evenstep.coordinate.brain import Brain, Timer
 from evenstep.coordinate.crew import ABORTED, Exit, Meaning, told_of
 from evenstep.coordinate.member import Ending, Member, Outside, State, Store, Terms
 from evenstep.coordinate.patience import Patience
-from evenstep.errors import EvenstepError
+from evenstep.errors import BatchBoundsError, EvenstepError
 from evenstep.messages import (
     Alive,
     Ask,
@@ -39,6 +39,7 @@ from evenstep.types import DrainAsked, SizeAsked, StepDone, Steps, Worker, Worke
 
 log = logging.getLogger("evenstep")
 
+EARLY = (State.STARTING, State.READY)
 LAST_WORDS_S = 1.0  # between a process's end and the end of its connection
 
 
@@ -259,8 +260,17 @@ class Coordinator(Patience):
             )
             if self._brain is None:
                 journal = self._outside.journal
-                self._brain = Brain.begin(ready, self.terms.sets, journal, self._timer)
-            problem = self._brain.differs(ready)
+                self._brain = Brain.begin(
+                    ready,
+                    self.terms.sets,
+                    journal,
+                    self._timer,
+                    num_workers=len(self._on_the_way()),
+                )
+            problem = self._brain.differs(ready) or self._too_many(member)
+        except BatchBoundsError as e:  # nobody who joins can help: it would pause for ever
+            self.fail(now_s, str(e))
+            return
         except EvenstepError as e:
             problem = str(e)
         if problem:
@@ -353,9 +363,17 @@ class Coordinator(Patience):
             return False
         return generation.roster[:1] == (member.id,)
 
+    def _too_many(self, member: Member) -> str:
+        """Why a joiner is refused that came before the run's batch was known; empty if it fits."""
+        if member.state not in EARLY or member.id in self.crew.running:
+            return ""
+        come = {m.id for m in self._members.values() if m.trains or m.state in EARLY}
+        if len(come | self._on_the_way()) <= self._most:
+            return ""
+        return f"the run has room for {self._most} workers, and they are there"
+
     def _num_taking_part(self) -> int:
-        early = (State.STARTING, State.READY)
-        return sum(m.trains or m.state in early for m in self._members.values())
+        return sum(m.trains or m.state in EARLY for m in self._members.values())
 
     def _free_name(self) -> WorkerId:
         taken = self._used | self._members.keys() | self.crew.running

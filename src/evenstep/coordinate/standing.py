@@ -101,6 +101,15 @@ class Standing:
             crew.running - (crew.in_order | crew.evicted | crew.refused.keys() | self._used)
         )
 
+    def _is_overfull(self) -> bool:
+        """Whether the batch cannot give the workers of the roster their minimum."""
+        if self._brain is None:
+            return False
+        cluster = self._brain.cluster
+        least = cluster.settings.batch.min_share
+        staying = [w for w in cluster.ranks if w.id not in cluster.draining]
+        return sum(min(least, w.cap or least) for w in staying) > cluster.batch
+
     def _num_missing(self) -> int:
         """Workers that the brain has ordered and nobody has launched."""
         ordered = self._brain.cluster.launching if self._brain else 0
