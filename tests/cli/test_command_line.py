@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import click
 from click.testing import CliRunner
 
 from evenstep import __version__
 from evenstep.cli.main import COMMANDS, main
 from evenstep.decide.batching import POLICIES
 from evenstep.errors import nearest
+from evenstep.cli.run import command as run
+from evenstep.coordinate.member import Terms
 
 HEAVY = {"torch", "numpy", "yaml", "msgspec"}
 
@@ -160,3 +163,11 @@ def test_a_price_that_cannot_be_leaves_no_folder(tmp_path: Path) -> None:
 def test_names_that_begin_alike_are_nearest(name: str, near: str) -> None:
     assert nearest(name, POLICIES) == near
     assert nearest("xyzzy", POLICIES) == ""
+    assert "simulat" in result.output
+
+
+def test_help_says_what_a_worker_costs_if_no_price_is_given() -> None:
+    price = next(option for option in run.params if option.name == "prices")
+    assert isinstance(price, click.Option)
+    assert price.help is not None
+    assert f"[default: {Terms().price_of('cpu'):g}]" in price.help

@@ -74,7 +74,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     "prices",
     multiple=True,
     metavar="[KIND=]PRICE",
-    help="Of a worker-hour, for all kinds or for one.",
+    help="Price of a worker-hour, for all kinds or for one.  [default: 1]",
 )
 @click.option(
     "--spares",

@@ -1,0 +1,63 @@
+"""What the README and docs/ say is so, where a test can tell."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep.launch.local import LOOK_S
+from evenstep.train.checkpoint import Checkpoints
+from evenstep.train.state import State
+from evenstep.types import StepReport
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def python_blocks(text: str) -> list[str]:
+    return [textwrap.dedent(b) for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_python_on_a_page_parses_and_its_imports_work(path: Path) -> None:
+    for block in python_blocks(path.read_text(encoding="utf-8")):
+        for node in ast.parse(block).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                exec(ast.unparse(node), {})
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_link_to_a_file_leads_to_one(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_journal_page_shows_a_report_with_all_of_its_fields() -> None:
+    shown = re.search(r'"reports":\[(\[.*?\])', page("journal.md"))
+    assert shown is not None
+    assert len(json.loads(shown[1])) == len(StepReport.__struct_fields__)
+
+
+def test_the_recovery_page_says_how_often_a_run_looks_for_dying_workers() -> None:
+    assert f"`evenstep run` looks every {1000 * LOOK_S:.0f} ms" in page("recovery.md")
+
+
+def test_the_recovery_page_says_how_to_get_a_model_out_of_a_checkpoint(tmp_path: Path) -> None:
+    trained, model = nn.Linear(3, 2), nn.Linear(3, 2)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(120, State({"model": trained}, {}, {}))
+    checkpoints.close()
+    (block,) = (b for b in python_blocks(page("recovery.md")) if "torch.load" in b)
+    exec(block.replace("runs/a", str(tmp_path)), {"torch": torch, "model": model})
+    assert torch.equal(model.weight, trained.weight)
