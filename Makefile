@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo test test-long lint packages tables clean
+.PHONY: demo test lint packages wheel tables clean
 .DEFAULT_GOAL := test
 
 .venv/ready: pyproject.toml constraints.txt
@@ -35,6 +36,10 @@ test-long: .venv/ready packages
 packages:
 	.ci/packages
 
+# Builds sdist and wheel into dist/, installs the wheel into a new environment, and runs it there.
+wheel: .venv/ready
+	$(BIN)/python .ci/wheel.py
+
 # Rewrites the tables in docs/ from the simulator.
 tables: .venv/ready
 	$(BIN)/python -m bench.policies
@@ -42,4 +47,4 @@ tables: .venv/ready
 	$(BIN)/python -m bench.picture
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf dist .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,9 +1,10 @@
-"""Linear regression on made-up data.
+"""Linear regression on made-up data: a whole script, with a schedule, evaluation and saving.
 
-    python examples/linear_regression.py
-    torchrun --nproc-per-node=3 examples/linear_regression.py
+    python examples/linear_regression.py --save model.pt
+    torchrun --nproc-per-node=3 examples/linear_regression.py --save model.pt
+    evenstep run --workers 3 examples/linear_regression.py --save model.pt
 
-The loss told is the exact mean over all workers' samples.
+Both losses are exact means over the samples of all workers.
 """
 
 from __future__ import annotations
@@ -24,18 +25,23 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--limit", type=int, default=8192, help="samples")
     parser.add_argument("--features", type=int, default=32)
+    parser.add_argument("--save", metavar="FILE", help="where the trained model goes")
     args = parser.parse_args()
 
-    chance = torch.Generator().manual_seed(0)  # the same data on every worker
-    truth = torch.randn(args.features, 1, generator=chance)
-    x = torch.randn(args.limit, args.features, generator=chance)
-    data = TensorDataset(x, x @ truth + 0.1 * torch.randn(args.limit, 1, generator=chance))
+    rng = torch.Generator().manual_seed(0)  # the same data on every worker
+    truth = torch.randn(args.features, 1, generator=rng)
+    x = torch.randn(args.limit, args.features, generator=rng)
+    y = x @ truth + 0.1 * torch.randn(args.limit, 1, generator=rng)
+    split = args.limit * 7 // 8
+    train, held_out = TensorDataset(x[:split], y[:split]), TensorDataset(x[split:], y[split:])
 
     model = nn.Linear(args.features, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = args.epochs * -(-split // args.batch)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     with evenstep.join() as session:
-        model, optimizer = session.prepare(model, optimizer)
-        loader = session.loader(data, batch=args.batch)
+        model, optimizer, scheduler = session.prepare(model, optimizer, scheduler)
+        loader = session.loader(train, batch=args.batch)
         for epoch in session.epochs(args.epochs):
             total = torch.zeros(())
             for xs, ys in loader:
@@ -43,11 +49,18 @@ def main() -> None:
                 loss = nn.functional.mse_loss(model(xs), ys)
                 loss.backward()
                 optimizer.step()
+                scheduler.step()
                 total += loss.detach() * session.counted
-            mean = session.sum(total) / len(data)  # all workers ask, the leader tells
+            error = torch.zeros(())
+            with torch.no_grad():
+                for xs, ys in session.evaluation(held_out, batch_size=512):
+                    error += nn.functional.mse_loss(model(xs), ys, reduction="sum")
+            # Every worker calls sum, one prints.
+            mean, error = session.sum(total) / len(train), session.sum(error) / len(held_out)
             if session.is_leader:
-                off = (model.weight.detach().T - truth).abs().max()
-                print(f"epoch {epoch + 1}  loss {mean:.4f}  largest error of a weight {off:.4f}")
+                print(f"epoch {epoch + 1}  loss {mean:.4f}  held-out loss {error:.4f}")
+        if args.save and session.is_leader:
+            torch.save(model.state_dict(), args.save)
 
 
 if __name__ == "__main__":
