@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evenstep.decide.batching.predictive import Predictive
@@ -65,6 +65,7 @@ def test_from_equal_shares_the_sizes_settle_after_few_adjustments() -> None:
     st.integers(100, 400),
     st.sampled_from([UNIFORM, Proportional(), Predictive()]),
 )
+@example([1.0, 1.0, 3.0, 2.5, 2.5, 0.9375, 0.1, 0.06], 143, Predictive())  # a tie in rounding
 def test_workers_whose_time_is_in_proportion_finish_together(
     per_sample_ms: list[float], per_worker: int, policy: Proportional | Predictive
 ) -> None:
@@ -73,7 +74,7 @@ def test_workers_whose_time_is_in_proportion_finish_together(
     best = in_proportion(
         1 / np.array(per_sample_ms), batch, *(ints(1, batch)[:, None] + 0 * run.shares[0])
     )
-    within = 0 if isinstance(policy, Predictive) else 0.06 * best + 1
+    within = 1 if isinstance(policy, Predictive) else 0.06 * best + 1
     assert (np.abs(run.shares[-1] - best) <= within).all()
 
 
