@@ -2,8 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long lint packages tables clean
-.PHONY: demo test lint packages wheel tables clean
+.PHONY: demo test test-long lint packages wheel tables clean
 .DEFAULT_GOAL := test
 
 .venv/ready: pyproject.toml constraints.txt
@@ -25,7 +24,9 @@ test: lint packages
 
 # What takes long or depends on chance: faults at random, many workers, hosts that are cut off, steps
 # that are timed, and every property on new random cases. Prints its seed; SEED=... replays it.
-SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+ifndef SEED
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
 test-long: .venv/ready packages
 	@echo "replay this run with: make test-long SEED=$(SEED)"
 	EVENSTEP_SEED=$(SEED) HYPOTHESIS_PROFILE=long \

@@ -71,10 +71,12 @@ def test_workers_whose_time_is_in_proportion_finish_together(
 ) -> None:
     batch = per_worker * len(per_sample_ms)
     run = drive(policy, line([0.0] * len(per_sample_ms), per_sample_ms), batch=batch, num_steps=12)
-    best = in_proportion(
-        1 / np.array(per_sample_ms), batch, *(ints(1, batch)[:, None] + 0 * run.shares[0])
-    )
-    within = 1 if isinstance(policy, Predictive) else 0.06 * best + 1
+    speed = 1 / np.array(per_sample_ms)
+    best = in_proportion(speed, batch, *(ints(1, batch)[:, None] + 0 * run.shares[0]))
+    # Exactly, but for a last sample that two workers have an equal claim to.
+    remainders = np.sort(batch * speed / speed.sum() % 1.0)
+    ties = bool((np.diff(remainders) < 1e-9).any())
+    within = ties if isinstance(policy, Predictive) else 0.06 * best + 1
     assert (np.abs(run.shares[-1] - best) <= within).all()
 
 

@@ -155,10 +155,8 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
         folder.close()
     newest = folder.newest_checkpoint()
     saved = f"newest checkpoint: {newest}" if newest else "there is no checkpoint"
-    click.echo(f"evenstep: {ending.why}; run folder: {folder.path}; {saved}", err=True)
-    click.echo(
-        f"evenstep: {ending.why.rstrip('.')}; logs and checkpoints are in {folder.path}", err=True
-    )
+    why = ending.why.rstrip(".")
+    click.echo(f"evenstep: {why}; run folder: {folder.path}; {saved}", err=True)
     if ending.told:
         click.echo(ending.told.rstrip(), err=True)
     ctx.exit(0 if ending.ok else FAILED)
