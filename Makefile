@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long lint packages wheel tables clean
+.PHONY: demo test test-long mutants lint packages wheel tables clean
 .DEFAULT_GOAL := test
 
 .venv/ready: pyproject.toml constraints.txt
@@ -32,6 +32,10 @@ test-long: .venv/ready packages
 	EVENSTEP_SEED=$(SEED) HYPOTHESIS_PROFILE=long \
 	    $(BIN)/pytest -n auto --dist worksteal -m "long or hypothesis" --hypothesis-seed=$(SEED) || \
 	    { echo "replay this run with: make test-long SEED=$(SEED)"; exit 1; }
+
+# Breaks the code in one place after the other, and names the breaks that no test notices.
+mutants: .venv/ready
+	$(BIN)/python -m tests.mutants
 
 # What some tests need of Debian, if this machine lacks it and lets us.
 packages:

@@ -27,7 +27,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-ROOT = Path(__file__).parents[1]
+from tests.tree import PYTHONPATH
+
 PRELOADED = (
     "torch._dynamo",  # what the first optimizer and the first synchronised BatchNorm import
     "evenstep.emulate",
@@ -69,7 +70,7 @@ class Zygote:
         # A short path of its own: those of unix sockets are at most 108 characters long.
         self._folder = tempfile.TemporaryDirectory(prefix="zygote-")
         self._path = f"{self._folder.name}/socket"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}
         self._server = subprocess.Popen(
             [sys.executable, __file__, self._path],
             stdin=subprocess.PIPE,

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.hosts import Host, make_hosts
+from tests.tree import PYTHONPATH, ROOT
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("fake_train.py")
 BOUND_S = 600.0
 
 
 def evenstep(host: Host, *args: str | Path, **options: Any) -> subprocess.Popen[Any]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH}
     command = [sys.executable, "-m", "evenstep", *map(str, args)]
     return host.popen(command, env=env, cwd=ROOT, **options)
 

@@ -23,9 +23,9 @@ from evenstep.coordinate.member import Ending, Terms
 from evenstep.coordinate.run import RunFolder
 from evenstep.journal import read
 from evenstep.types import Joined, Left, Lost, Regroup
+from tests.tree import PYTHONPATH
 
 SCRIPT = Path(__file__).with_name("fake_train.py")
-ROOT = Path(__file__).parents[2]
 BOUND_S = 600.0
 LONG = "1000000"
 
@@ -41,7 +41,7 @@ class Runs:
         process = subprocess.Popen(
             [sys.executable, "-m", "evenstep", *map(str, args)],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -252,7 +252,7 @@ class Clocked:
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers find what the script imports."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
 
 
 @pytest.mark.usefixtures("found")

@@ -17,11 +17,12 @@ import psutil
 from evenstep.coordinate.ask import NoAnswerError, ask
 from evenstep.messages import Ask
 from tests.faults.watching import SCRIPT, Fault, Watching
+from tests.tree import PYTHONPATH
 
 EVENSTEP = Path(sys.executable).with_name("evenstep")
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": str(Path(__file__).parents[2]),
+    "PYTHONPATH": PYTHONPATH,
     "OMP_NUM_THREADS": "1",
     "HELD_BY": str(os.getpid()),
 }
