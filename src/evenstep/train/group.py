@@ -1,7 +1,7 @@
 """The process group of one generation: made directly over a store prefix, never registered.
 
 A prefix carries its generation and is never used twice. All waiting is done in slices, so that a
-blocked sum can be given up when a peer has failed: Gloo itself cannot be interrupted.
+blocked sum can be given up when a peer has failed; closing the group then aborts the sum.
 
 NCCL is for rosters that stay. Where workers come and go, what is on CUDA meets in host memory over
 Gloo, unless EVENSTEP_NCCL=1 in the environment of all workers asks for NCCL there too.
