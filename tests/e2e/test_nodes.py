@@ -47,24 +47,31 @@ def torchrun(hosts: Hosts, meet: str, folder: Path, *args: str) -> list[tuple[in
     return [(code, log.read_text()) for code, log in zip(codes, logs, strict=True)]
 
 
-@pytest.mark.parametrize("meet", ["address", "name", "c10d"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "meet", ["address", pytest.param("name", marks=LONG), pytest.param("c10d", marks=LONG)]
+)
 def test_two_nodes_end_where_one_process_ends(meet: str, tmp_path: Path) -> None:
     with make_hosts(2) as hosts:
         done = torchrun(hosts, meet, tmp_path, "--slow=3")
     assert [code for code, _ in done] == [0, 0], done[0][1] + done[1][1]
     ranks = [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(4)]
-    for epoch in range(3):
+    num_epochs = len(ranks[0]["epochs"])
+    for epoch in range(num_epochs):
         assert sorted(i for r in ranks for i in r["epochs"][epoch]) == list(range(203))
     assert len({r["digest"] for r in ranks}) == 1
     assert all(r["plans"] == ranks[0]["plans"] for r in ranks)
-    plans = ranks[0]["plans"]
-    assert plans[-1][3] < plans[0][3]  # the leader heard from the other node, and it of the plan
+    # The leader has heard from the other node, and it of the plan.
+    assert ranks[0]["plans"][-1][3] < ranks[0]["plans"][0][3]
     networks = [r["network"] for r in ranks]
     assert networks[0] == networks[1] != networks[2] == networks[3]
 
     alone = tmp_path / "alone"
     alone.mkdir()
-    subprocess.run([sys.executable, str(SCRIPT), str(alone)], check=True, timeout=600)
+    command = [sys.executable, str(SCRIPT), str(alone), f"--epochs={num_epochs}"]
+    subprocess.run(command, check=True, timeout=600)
     truth = json.loads((alone / "0.json").read_text())
     assert truth["network"] not in networks
     assert ranks[0]["parameters"] == pytest.approx(truth["parameters"], rel=0, abs=1e-12)
@@ -74,8 +81,9 @@ def test_two_nodes_end_where_one_process_ends(meet: str, tmp_path: Path) -> None
     "fault",
     [
         "--fail=3 --fail-step=5",  # far from the store
-        "--fail=0 --fail-step=5",  # beside it: it ends with this node
-        "--fail=0 --fail-step=0 --slow-s=1.2 --slow 2 3",  # gone before they look
+        # Beside it, which ends with this node; or gone before the others look.
+        pytest.param("--fail=0 --fail-step=5", marks=LONG),
+        pytest.param("--fail=0 --fail-step=0 --slow-s=1.2 --slow 2 3", marks=LONG),
     ],
 )
 def test_a_rank_that_raises_ends_both_nodes_with_its_traceback(fault: str, tmp_path: Path) -> None:

@@ -149,14 +149,18 @@ def test_half_precision_trains_and_plans_reach_all_ranks_beside_it() -> None:
         net = model(torch.bfloat16)
         net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
         plans, losses = [], []
-        for x, y, _ in session.loader(data(36_000, torch.bfloat16), batch=1200):
-            optimizer.zero_grad()
-            time.sleep(len(x) * (0.00008 if session.rank == 2 else 0.00002))  # the work itself
-            loss = mse(net(x), y)
-            loss.backward()
-            optimizer.step()
-            plans.append(session.shares_at(session.step))
-            losses.append(float(loss.detach()))
+        loader = session.loader(data(12_000, torch.bfloat16), batch=1200)
+        for epoch in session.epochs(1_000_000):
+            for x, y, _ in loader:
+                optimizer.zero_grad()
+                time.sleep(len(x) * (0.00008 if session.rank == 2 else 0.00002))  # the work itself
+                loss = mse(net(x), y)
+                loss.backward()
+                optimizer.step()
+                plans.append(session.shares_at(session.step))
+                losses.append(float(loss.detach()))
+            if epoch >= 2 and plans[-1][2] < plans[0][2]:  # a plan has come from the brain
+                break
         return plans, [p.detach().clone() for p in net.parameters()], losses
 
     (plans, parameters, losses), *others = run_ranks(3, body, policy="auto")
@@ -164,7 +168,6 @@ def test_half_precision_trains_and_plans_reach_all_ranks_beside_it() -> None:
         assert other[0] == plans
         assert all(torch.equal(a, b) for a, b in zip(other[1], parameters, strict=True))
     assert all(sum(plan) == 1200 for plan in plans)  # counts that bfloat16 itself cannot hold
-    assert plans[-1][2] < plans[0][2]
     assert sum(losses[-10:]) < sum(losses[:10]) / 2
 
 
