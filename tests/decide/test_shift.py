@@ -43,6 +43,16 @@ def test_a_sample_that_made_it_worse_goes_back_and_that_is_the_end() -> None:
     assert moves(run) == [(4, [-1, 1]), (9, [1, -1])]
 
 
+def test_a_window_in_which_nobody_was_measured_moves_nothing() -> None:
+    policy, fleet = Shift(window=1), Fleet.of([Worker(id="a"), Worker(id="b")], batch=8)
+    memory, (shares, _) = policy.seat(None, fleet, 8)
+    silence = np.full(2, np.nan)
+    outcome = Outcome(
+        step=0, samples=np.array([0, 0]), compute_s=silence, forecast_samples_per_s=silence
+    )
+    assert policy.next(memory, fleet, 8, shares, outcome)[1] is None
+
+
 @st.composite
 def fleets_of_four(draw: st.DrawFn) -> tuple[list[float], list[float], int]:
     fixed = draw(st.lists(st.floats(0, 10), min_size=4, max_size=4))

@@ -165,6 +165,8 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         fast = fast[np.argsort(mean_s[fast], kind="stable")][:num]
         num = min(len(slow), len(fast))
         slow, fast = slow[:num], fast[:num]
+        if num == 0:  # nobody was measured in this window, say
+            return slow, fast
         apart = mean_s[fast] < mean_s[slow] * (1.0 - self.tolerance)
         # Beyond the first pair, no one takes who is slower than most, or gives who is faster.
         middle_s = float(mean_s[heard].mean())
