@@ -162,7 +162,7 @@ def test_a_script_that_fails_is_shown_last(runs: Runs, run: Path, wrong: str) ->
 def test_one_that_is_killed_as_it_saves_its_model_fails_the_run(runs: Runs, run: Path) -> None:
     done = runs.run("run", "--workers", "3", "--run", run, SCRIPT, "30", "killed after", "w1")
     assert done.returncode == 1
-    assert "evenstep: w1 was ended by SIGKILL; logs" in done.stderr
+    assert "evenstep: w1 was ended by SIGKILL; run folder" in done.stderr
 
 
 def test_a_killed_worker_is_replaced_under_a_new_name(runs: Runs, run: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -86,7 +88,15 @@ def version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hierarchy:
     return Hierarchy(root=tmp_path, version=2)
 
 
-def test_version_2_takes_quota_and_period_in_one_line(version_2: Hierarchy) -> None:
+@pytest.fixture
+def childless() -> Iterator[int]:
+    """The pid of a process without children."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_version_2_takes_quota_and_period_in_one_line(version_2: Hierarchy, childless: int) -> None:
     with Quota(0.25, firm=True, hierarchy=version_2) as quota:
         assert (quota.path / "cpu.weight").read_text() == "10000"
         assert (version_2.root / "cgroup.subtree_control").read_text() == "+cpu"
@@ -95,9 +105,9 @@ def test_version_2_takes_quota_and_period_in_one_line(version_2: Hierarchy) -> N
         assert (quota.path / "cpu.max").read_text() == "1000 20000"
         quota.set(math.inf)
         assert (quota.path / "cpu.max").read_text() == "max 8000"
-        quota.add(os.getpid())
-        assert os.getpid() in quota.pids()
-    assert (version_2.root / "cgroup.procs").read_text() == str(os.getpid())
+        quota.add(childless)
+        assert quota.pids() == [childless]
+    assert (version_2.root / "cgroup.procs").read_text() == str(childless)
     assert not quota.path.exists()
 
 
