@@ -7,10 +7,13 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.chance import PROFILE
+
 # A slow machine is not a wrong program: time is measured in bench/, never asserted here.
 settings.register_profile(
     "evenstep",
     deadline=None,
+    max_examples=50,
     derandomize=True,  # the same cases every time, on every machine
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
@@ -22,7 +25,7 @@ settings.register_profile(
     max_examples=1000,
     print_blob=True,
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "evenstep"))
+settings.load_profile(PROFILE)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import Balancer
@@ -16,6 +16,7 @@ from evenstep.decide.batching import POLICIES
 from evenstep.errors import ConfigError, InvalidInputError, PausedError
 from evenstep.journal import Journal, read
 from evenstep.types import Worker
+from tests.chance import examples
 
 PACE = {"a": 0.001, "b": 0.002, "c": 0.004}
 
@@ -166,7 +167,7 @@ def test_what_is_no_number_is_refused_by_name() -> None:
     assert sum(train(balancer, 2).values()) == 700
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.floats(1e-6, 1e3), min_size=3, max_size=3), st.integers(3, 5000))
 def test_any_speeds_leave_the_batch_whole(pace: list[float], batch: int) -> None:
     balancer = Balancer(batch, PACE)

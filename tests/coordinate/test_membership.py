@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -19,6 +18,7 @@ from hypothesis.stateful import (
 
 from evenstep.coordinate.member import Terms
 from evenstep.messages import Ask
+from tests.chance import examples
 from tests.coordinate.world import SimWorker, World
 
 some = st.integers(0, 10)
@@ -221,4 +221,4 @@ class Membership(RuleBasedStateMachine):
 
 
 TestMembership = Membership.TestCase
-TestMembership.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMembership.settings = examples(60, stateful_step_count=40)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.decide.batching.auto import Auto
 from evenstep.decide.split import split
 from evenstep.errors import ConfigError
 from evenstep.types import Fleet, FloatArray, IntArray, Outcome, Worker
+from tests.chance import examples
 from tests.decide.cluster_model import drive, line
 
 AUTO = Auto(start="uniform")
@@ -48,7 +49,7 @@ def affine_fleets(draw: st.DrawFn) -> tuple[list[float], list[float], int]:
     return fixed, slope, n * draw(st.integers(64, 300))  # a sample is a small part of a step
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(affine_fleets())
 def test_any_affine_fleet_comes_within_three_per_cent_of_the_limit(
     fleet: tuple[list[float], list[float], int],
@@ -59,7 +60,7 @@ def test_any_affine_fleet_comes_within_three_per_cent_of_the_limit(
     assert run.achieved[12:].min() >= 0.97
 
 
-@settings(max_examples=50, deadline=None)
+@examples(25)
 @given(st.lists(st.integers(0, 60), min_size=4, max_size=4).filter(lambda s: sum(s) >= 60))
 def test_any_starting_shares_lead_to_the_same_place(start: list[int]) -> None:
     batch = sum(start)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.decide.batching.curve import Curve, Memory
 from evenstep.decide.curves import FlatLinear
 from evenstep.types import Fleet, FloatArray, IntArray, Outcome, Worker
+from tests.chance import examples
 from tests.decide.cluster_model import best_of_all_s, drive, line
 
 PROFILE_STEPS = 6
@@ -41,7 +42,7 @@ def flat_linear_fleets(draw: st.DrawFn) -> tuple[FlatLinear, int]:
     return line(*columns), n * draw(st.integers(40, 200))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(flat_linear_fleets())
 def test_any_flat_then_linear_fleet_comes_near_its_optimum(fleet: tuple[FlatLinear, int]) -> None:
     curves, batch = fleet

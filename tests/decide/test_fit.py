@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from evenstep.decide.fit import fit
 from evenstep.errors import InvalidInputError
 from evenstep.types import FloatArray
+from tests.chance import examples
 
 
 def row(*values: float) -> FloatArray:
@@ -72,7 +73,7 @@ def test_flat_points_promise_no_free_samples_beyond_the_largest() -> None:
     assert curve.seconds(np.array([32])) == pytest.approx([4.0])
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.lists(
         st.tuples(st.integers(1, 100), st.floats(1e-3, 10), st.floats(0.1, 5)),

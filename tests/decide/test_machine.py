@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.config import Settings
@@ -41,6 +41,7 @@ from evenstep.types import (
     Steps,
     Worker,
 )
+from tests.chance import examples
 
 
 def cluster_of(*names: str, **plain: Any) -> Cluster:
@@ -463,7 +464,7 @@ def event_of(
     return None
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(histories, st.sampled_from([p for p in POLICIES if p != "fixed"]), st.booleans())
 def test_any_history_leaves_a_whole_batch_and_consecutive_generations(
     history: list[tuple[str, list[str], float]], policy: str, growing: bool

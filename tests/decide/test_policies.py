@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.decide.batching import POLICIES
@@ -16,6 +16,7 @@ from evenstep.errors import ConfigError
 from evenstep.ports import BatchPolicy
 from evenstep.strict import build
 from evenstep.types import Fleet, IntArray, Outcome, StepDone, StepReport, Worker
+from tests.chance import examples
 from tests.decide.cluster_model import drive, line
 
 NAMES = sorted(POLICIES)
@@ -123,7 +124,7 @@ def check(name: str, move: tuple[IntArray, str], fleet: Fleet, batch: int) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=100, deadline=None)
+@examples(30)
 @given(stories())
 def test_sum_and_bounds_hold_and_equal_facts_give_equal_plans(name: str, story: Story) -> None:
     batch, rng = story.batch, np.random.default_rng(story.seed)

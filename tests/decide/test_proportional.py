@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evenstep.decide.batching.predictive import Predictive
 from evenstep.decide.batching.proportional import Memory, Proportional
 from evenstep.decide.split import in_proportion
 from evenstep.types import Fleet, IntArray, Outcome, Worker
+from tests.chance import examples
 from tests.decide.cluster_model import drive, line
 
 UNIFORM = Proportional(start="uniform")
@@ -59,7 +60,7 @@ def test_from_equal_shares_the_sizes_settle_after_few_adjustments() -> None:
     assert run.achieved[-1] > 0.99
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(
     st.lists(st.floats(0.05, 3), min_size=2, max_size=10),
     st.integers(100, 400),

@@ -9,7 +9,7 @@ from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from evenstep.config import ScalingSettings, WorkerSettings
@@ -30,6 +30,7 @@ from evenstep.errors import ConfigError
 from evenstep.ports import ScalingHeuristic, look_up
 from evenstep.strict import build
 from evenstep.types import Worker
+from tests.chance import examples
 
 Curve = Callable[[int], float]
 
@@ -245,7 +246,6 @@ def first_fail(sizes: list[int], curve: Curve) -> int:
 
 
 @given(bounds, st.floats(0.0, 3.0), st.floats(0.0, 0.05))
-@settings(deadline=None)
 def test_it_ends_within_a_step_of_the_best_size_from_anywhere(
     bound: tuple[WorkerSettings, ScalingSettings, int], fixed: float, overhead: float
 ) -> None:
@@ -275,7 +275,7 @@ concave = _concave()
 
 
 @given(bounds, concave)
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_from_the_minimum_it_ends_at_the_first_size_not_worth_leaving(
     bound: tuple[WorkerSettings, ScalingSettings, int], curve: Curve
 ) -> None:
@@ -285,7 +285,7 @@ def test_from_the_minimum_it_ends_at_the_first_size_not_worth_leaving(
 
 
 @given(bounds, concave)
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_on_any_concave_curve_it_ends_where_less_is_worse_and_more_not_worth_it(
     bound: tuple[WorkerSettings, ScalingSettings, int], curve: Curve
 ) -> None:
@@ -303,7 +303,6 @@ def test_on_any_concave_curve_it_ends_where_less_is_worse_and_more_not_worth_it(
     bounds,
     st.lists(st.tuples(st.floats(1e-3, 1e6), st.integers(-3, 3)), min_size=1, max_size=60),
 )
-@settings(deadline=None)
 def test_no_measurement_and_no_loss_drives_it_out_of_bounds(
     bound: tuple[WorkerSettings, ScalingSettings, int], steps: list[tuple[float, int]]
 ) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.decide.batching.shift import Shift
 from evenstep.types import Fleet, Outcome, Worker
+from tests.chance import examples
 from tests.decide.cluster_model import Run, best_of_all_s, drive, line
 
 
@@ -60,7 +61,7 @@ def fleets_of_four(draw: st.DrawFn) -> tuple[list[float], list[float], int]:
     return fixed, slope, draw(st.integers(100, 500))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(10)
 @given(fleets_of_four())
 def test_a_fleet_of_four_is_balanced_to_a_few_samples_and_then_left_alone(
     fleet: tuple[list[float], list[float], int],

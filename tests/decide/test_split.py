@@ -6,13 +6,14 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from evenstep.decide.curves import AnyMonotone, FlatLinear
 from evenstep.decide.split import in_proportion, split, water_fill
 from evenstep.errors import BatchBoundsError, InvalidInputError
 from evenstep.types import FloatArray, IntArray
+from tests.chance import examples
 
 times = st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 7.0]) | st.floats(0, 10)
 
@@ -62,7 +63,7 @@ def fleets(draw: st.DrawFn) -> tuple[FlatLinear, int, IntArray, IntArray]:
     return curves, batch, np.zeros(n, dtype=np.int64), upper
 
 
-@settings(max_examples=2000)
+@examples(400)
 @given(small_problems())
 def test_split_finishes_as_early_as_brute_force(
     problem: tuple[AnyMonotone, int, IntArray, IntArray],
@@ -78,7 +79,7 @@ def test_split_finishes_as_early_as_brute_force(
     assert curves.seconds(shares).max() == best
 
 
-@settings(max_examples=500)
+@examples(150)
 @given(fleets())
 def test_flat_linear_curves_invert_exactly(
     problem: tuple[FlatLinear, int, IntArray, IntArray],
@@ -92,7 +93,7 @@ def test_flat_linear_curves_invert_exactly(
     assert curves.seconds(fast).max() == curves.seconds(slow).max()
 
 
-@settings(max_examples=500)
+@examples(150)
 @given(fleets())
 def test_split_is_never_later_than_equal_shares(
     problem: tuple[FlatLinear, int, IntArray, IntArray],
@@ -104,7 +105,7 @@ def test_split_is_never_later_than_equal_shares(
     assert curves.seconds(shares).max() <= curves.seconds(equal).max()
 
 
-@settings(max_examples=500)
+@examples(150)
 @given(fleets(), st.randoms(use_true_random=False))
 def test_split_does_not_care_about_the_order_of_workers(
     problem: tuple[FlatLinear, int, IntArray, IntArray], shuffler: object
@@ -127,7 +128,7 @@ def test_split_does_not_care_about_the_order_of_workers(
     assert len(np.unique(shuffled.seconds(finish)[differ])) <= 1
 
 
-@settings(max_examples=500)
+@examples(150)
 @given(fleets(), st.floats(1, 4), st.integers(0, 200))
 def test_a_faster_worker_never_gets_less(
     problem: tuple[FlatLinear, int, IntArray, IntArray], factor: float, room: int

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evenstep.config import StragglerSettings
 from evenstep.decide.straggler import Stragglers, give_up, judge
 from evenstep.types import StepReport, Worker, WorkerId
+from tests.chance import examples
 
 ON = StragglerSettings(replace=True)
 
@@ -137,7 +138,7 @@ def test_the_slowest_of_several_is_named_first_and_one_at_a_time() -> None:
     num_workers=st.integers(3, 8),
     balanced=st.booleans(),
 )
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_a_fixed_part_makes_no_straggler_of_a_worker_with_a_small_share(
     offset: float, factor: float, num_workers: int, balanced: bool
 ) -> None:
@@ -161,7 +162,7 @@ def test_samples_per_second_would_have_named_it() -> None:
     onset=st.integers(0, 60),
 )
 @example(offset=0.0, factor=1.5, num_workers=3, balanced=True, onset=1)  # at its second step
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_a_worker_slower_by_two_fifths_is_named_at_any_fixed_part(
     offset: float, factor: float, num_workers: int, balanced: bool, onset: int
 ) -> None:

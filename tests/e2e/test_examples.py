@@ -57,14 +57,8 @@ def test_the_loss_falls_in_one_process(
     assert told[-1] < told[0]
 
 
-UNDER_TORCHRUN = [
-    pytest.param(name, marks=[pytest.mark.long] * (name != "loop_evenstep"))
-    for name in TINY
-    if name != "loop_plain"
-]
-
-
-@pytest.mark.parametrize("name", UNDER_TORCHRUN)
+@pytest.mark.long
+@pytest.mark.parametrize("name", [n for n in TINY if n != "loop_plain"])
 def test_the_loss_falls_under_torchrun(name: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [str(EXAMPLES / f"{name}.py"), *TINY[name].split()]

@@ -47,12 +47,8 @@ def torchrun(hosts: Hosts, meet: str, folder: Path, *args: str) -> list[tuple[in
     return [(code, log.read_text()) for code, log in zip(codes, logs, strict=True)]
 
 
-LONG = pytest.mark.long
-
-
-@pytest.mark.parametrize(
-    "meet", ["address", pytest.param("name", marks=LONG), pytest.param("c10d", marks=LONG)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("meet", ["address", "name", "c10d"])
 def test_two_nodes_end_where_one_process_ends(meet: str, tmp_path: Path) -> None:
     with make_hosts(2) as hosts:
         done = torchrun(hosts, meet, tmp_path, "--slow=3")
@@ -77,13 +73,13 @@ def test_two_nodes_end_where_one_process_ends(meet: str, tmp_path: Path) -> None
     assert ranks[0]["parameters"] == pytest.approx(truth["parameters"], rel=0, abs=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault",
     [
         "--fail=3 --fail-step=5",  # far from the store
-        # Beside it, which ends with this node; or gone before the others look.
-        pytest.param("--fail=0 --fail-step=5", marks=LONG),
-        pytest.param("--fail=0 --fail-step=0 --slow-s=1.2 --slow 2 3", marks=LONG),
+        "--fail=0 --fail-step=5",  # beside it: it ends with this node
+        "--fail=0 --fail-step=0 --slow-s=1.2 --slow 2 3",  # gone before they look
     ],
 )
 def test_a_rank_that_raises_ends_both_nodes_with_its_traceback(fault: str, tmp_path: Path) -> None:

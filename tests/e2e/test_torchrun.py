@@ -51,6 +51,7 @@ def test_shares_by_hand_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all(plan == [2, 3, 15] for plan in plans)
 
 
+@LONG
 def test_a_rank_that_raises_ends_all_and_its_traceback_is_what_all_show() -> None:
     done = torchrun(5, "fails.py")
     assert done.returncode != 0

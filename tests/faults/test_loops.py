@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,14 @@ CASES: list[tuple[str, tuple[Fault, ...]]] = [  # one after the other, six worke
 ]
 
 
-@pytest.mark.parametrize(
-    ("loop", "faults"), CASES, ids=["-".join([loop, *(f[1] for f in fs)]) for loop, fs in CASES]
-)
+def case(i: int) -> Any:
+    """The first of each loop's two cases for every change, the second for `make test-long`."""
+    loop, faults = CASES[i]
+    marks = [pytest.mark.long] * (i % 2)
+    return pytest.param(loop, faults, marks=marks, id="-".join([loop, *(f[1] for f in faults)]))
+
+
+@pytest.mark.parametrize(("loop", "faults"), map(case, range(len(CASES))))
 def test_survivors_end_where_one_process_ends(
     loop: str, faults: tuple[Fault, ...], tmp_path: Path, alone: Alone
 ) -> None:
@@ -39,6 +45,7 @@ def test_survivors_end_where_one_process_ends(
         assert all(same(result, expected) for result in run.results().values())
 
 
+@pytest.mark.long
 def test_a_backward_pass_that_leads_to_nothing_is_broken_off(tmp_path: Path, alone: Alone) -> None:
     args = ["--loop", "deep"]
     faults = (("rank3", "backward", 14),)

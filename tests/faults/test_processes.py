@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.faults.conftest import Alone
 from tests.faults.running import Running
 from tests.faults.watching import HELD, epochs, same, until
@@ -13,12 +15,12 @@ ARGS = [*HELD, "--sum"]
 
 
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, alone: Alone) -> None:
-    with Running(tmp_path, workers="3", args=ARGS) as run:
+    with Running(tmp_path, workers="2", args=ARGS) as run:
         step = run.until_step(20)["step"]
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 0
     args = [*ARGS, *epochs(step + 50)]
-    with Running(tmp_path, workers="2", args=args) as run:
+    with Running(tmp_path, workers="1", args=args) as run:
         assert run.finish() == 0
         assert "going on from" in run.said()
         assert all(same(result, alone(*args)) for result in run.results().values())
@@ -46,6 +48,7 @@ def test_a_lost_worker_is_replaced_and_a_coordinator_too(tmp_path: Path, alone: 
         assert all(same(result, alone(*ARGS, *run.length)) for result in run.results().values())
 
 
+@pytest.mark.long
 def test_without_its_coordinator_a_run_finishes_its_epochs(tmp_path: Path, alone: Alone) -> None:
     with Running(tmp_path, workers="3", args=ARGS) as run:
         run.until_step(20)

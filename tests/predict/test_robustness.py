@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.chance import examples
 
 from evenstep.predict import FORECASTERS, Gate
 from evenstep.testing import interference
@@ -18,7 +19,7 @@ step = st.tuples(factor, share, share)
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("name", FORECASTERS)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(base=level, steps=st.lists(step, min_size=1, max_size=60), repeat=st.integers(1, 4))
 def test_a_worker_measured_once_always_has_a_speed_within_reason(
     name: str, gated: bool, base: float, steps: list[tuple[float, float, float]], repeat: int

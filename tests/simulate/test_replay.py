@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from evenstep.config import Choice, Settings
@@ -21,6 +21,7 @@ from evenstep.simulate.run import run
 from evenstep.simulate.scenario import Scenario
 from evenstep.strict import build
 from evenstep.types import Plan, Stay, StepDone
+from tests.chance import examples
 
 times = st.floats(0.05, 3.0)
 changes = st.fixed_dictionaries(
@@ -73,10 +74,8 @@ stories = st.fixed_dictionaries(
         "detect_s": st.sampled_from([0, 0.1]),
     }
 )
-reusing_the_folder = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    deadline=None,
-    max_examples=80,
+reusing_the_folder = examples(
+    40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
