@@ -16,7 +16,7 @@ import msgspec
 from evenstep.types import StepReport, Steps, WorkerId
 from evenstep.wire import Codec
 
-PROTOCOL = 2
+PROTOCOL = 3
 GREETING_BYTES = 2**16
 """The longest line from someone who has not proved anything yet."""
 

@@ -27,7 +27,7 @@ def test_a_worker_is_lost_while_another_joins(tmp_path: Path, alone: Alone) -> N
 
 
 def test_a_stopped_worker_is_evicted_and_the_others_go_on(tmp_path: Path, alone: Alone) -> None:
-    with Cluster(tmp_path, workers=5, args=ARGS, silence_s=15.0, patience_s=1.0) as run:
+    with Cluster(tmp_path, workers=5, args=ARGS, silence_s=15.0) as run:
         status = run.until_step(5)  # before the first one, more patience is due
         victim = next(w["worker"] for w in status["workers"] if w["rank"] == 2)
         run.signal(victim, signal.SIGSTOP)

@@ -82,7 +82,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_a_host_is_cut_off_and_the_others_end_the_run(cluster: Cluster, alone: Alone) -> None:
     run = cluster.coordinate("--workers", "1:3")
     near, far = cluster.join(1), cluster.join(2)
-    until(lambda: "of 3, after" in cluster.said())
+    until(lambda: " of 3 in generation" in cluster.said())
     cluster.hosts.cut(2)
     until(lambda: "is lost: silent" in cluster.said())
     cluster.hosts.restore(2)
@@ -99,7 +99,7 @@ def test_the_coordinators_host_is_cut_off_past_the_lease(cluster: Cluster, alone
     """Its own worker goes on with it; the others stop, and nothing is trained twice."""
     run = cluster.coordinate("--workers", "1:3", "--lease", "3")
     others = [cluster.join(1), cluster.join(2)]
-    until(lambda: "of 3, after" in cluster.said())
+    until(lambda: " of 3 in generation" in cluster.said())
     cluster.hosts.cut(0)
     assert [other.wait() for other in others] == [EVICTED, EVICTED]
     cluster.hosts.restore(0)
@@ -115,15 +115,15 @@ def test_a_coordinator_without_workers_of_its_own_is_cut_off_past_the_lease(
     """The workers train on until the lease is over, and others go on from their checkpoint."""
     run = cluster.coordinate("--workers", "0", "--lease", "3")
     others = [cluster.join(1), cluster.join(2)]
-    until(lambda: "of 2, after" in cluster.said())
+    until(lambda: " of 2 in generation" in cluster.said())
     cluster.hosts.cut(0)
     assert [other.wait() for other in others] == [EVICTED, EVICTED]
     until(lambda: "paused" in cluster.said())
     assert not list(cluster.out.glob("*.pt"))
     cluster.hosts.restore(0)
-    before = cluster.said().count("of 2, after")
+    before = cluster.said().count(" of 2 in generation")
     others = [cluster.join(1), cluster.join(2)]
-    until(lambda: cluster.said().count("of 2, after") == before + 2)
+    until(lambda: cluster.said().count(" of 2 in generation") == before + 2)
     cluster.go()
     assert [other.wait() for other in others] == [0, 0]
     assert run.wait() == 0
@@ -137,9 +137,9 @@ def test_whoever_sees_the_runs_folder_writes_its_checkpoints(cluster: Cluster) -
     """The leader is on a host that does not."""
     run = cluster.coordinate("--workers", "0")
     far = cluster.join(1, disk=False)
-    until(lambda: "rank 0 of 1, after" in cluster.said())
+    until(lambda: "rank 0 of 1 in generation" in cluster.said())
     near = cluster.join(2)
-    until(lambda: "rank 1 of 2, after" in cluster.said())
+    until(lambda: "rank 1 of 2 in generation" in cluster.said())
     run.send_signal(signal.SIGINT)
     assert [process.wait() for process in (run, far, near)] == [0, 0, 0]
     (kept,) = cluster.run.glob("checkpoints/*.pt")

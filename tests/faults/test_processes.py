@@ -19,6 +19,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, alone: Alone) 
         step = run.until_step(20)["step"]
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 0
+        assert "SIGABRT" not in run.said()
     args = [*ARGS, *epochs(step + 50)]
     with Running(tmp_path, workers="1", args=args) as run:
         assert run.finish() == 0
@@ -44,6 +45,7 @@ def test_a_lost_worker_is_replaced_and_a_coordinator_too(tmp_path: Path, alone: 
             again.until_training(2, after=after["generation"])
             assert again.finish() == 0
         assert again.said().count("void") == run.said().count("void")  # those of the lost worker
+        assert "SIGABRT" not in run.said()
         assert sorted(run.results()) == ["w0", "w3"]
         assert all(same(result, alone(*ARGS, *run.length)) for result in run.results().values())
 

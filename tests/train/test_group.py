@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +30,7 @@ from evenstep.train.group import (
 )
 from evenstep.train.meeting import PeerFailedError
 from tests.train.ranks import run_ranks
+from tests.tree import PYTHONPATH
 
 CUDA = torch.device("cuda", 0)
 
@@ -262,16 +265,41 @@ def test_a_processor_is_no_card() -> None:
     assert card_of(torch.device("cpu")) == 0
 
 
-def test_closing_a_group_aborts_what_is_blocked_in_it() -> None:
-    """In a ring of five; the last rank never starts its sum, and nobody's connection is broken."""
-    store, world = HashStore(), 5
+def ring(world: int) -> list[Group]:
+    """All ranks of a group, in this process."""
+    store = HashStore()
     with ThreadPoolExecutor(world) as pool:
-        ranks = list(pool.map(lambda r: Group(store, 1, r, world, timeout_s=3600.0), range(world)))
-    works = [rank.sum_async(torch.ones(1000)) for rank in ranks[:-1]]
-    works.clear()
-    for rank in ranks:
-        rank.close(wait_s=3600.0)
-        assert rank.is_gone
+        return list(pool.map(lambda r: Group(store, 1, r, world, timeout_s=3600.0), range(world)))
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [3, 2, 1, 0, 4]], ids=str)
+def test_closing_a_group_aborts_what_is_blocked_in_it(order: list[int]) -> None:
+    """In a ring of five whose last rank never starts its sum. Upwards nobody's connections are
+    broken; downwards, each rank's next neighbour is gone already."""
+    ranks = ring(5)
+    for rank in ranks[:-1]:
+        rank.sum_async(torch.ones(1000))
+    for i in order:
+        ranks[i].close(wait_s=3600.0)
+        assert ranks[i].is_gone
+
+
+def test_a_process_that_leaves_while_a_sum_is_blocked_ends_in_order() -> None:
+    code = """
+import torch
+from evenstep.train.group import await_closed
+from tests.train.test_group import ring
+
+ranks = ring(5)
+for rank in ranks[:-1]:
+    rank.sum_async(torch.ones(1000))
+for rank in ranks[:-1]:
+    rank.close(0.0)
+await_closed(3600.0)
+"""
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert done.returncode == 0
 
 
 def test_a_closed_group_sums_nothing_instead_of_giving_back_the_ranks_own_value() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from evenstep.launch.environment import Coordinator
@@ -32,6 +33,8 @@ class Training:
             torch.optim.AdamW(self.model.parameters(), lr=0.1) for _ in range(num_optimizers)
         ]
         session.prepare(self.model, *self.optimizers)
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        session.register("average", self.average)
         self.loader = session.loader(DATA, batch=4)
 
     def backward(self, x: torch.Tensor) -> None:
@@ -42,6 +45,7 @@ class Training:
         self.backward(x)
         for optimizer in self.optimizers:
             optimizer.step()
+        self.average.update_parameters(self.model)
 
     def copy(self) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
@@ -52,7 +56,9 @@ class Training:
 
     def end_lease(self) -> None:
         """As when nothing was heard of the coordinator for the length of a lease."""
-        self.session._member.control._leased_s = 0.0
+        control = self.session._member.control
+        control.welcome = replace(control.welcome, lease_s=-1e9)  # one that is on its way is, too
+        control._leased_s = 0.0
 
 
 Body = Callable[[Training, torch.Tensor], None]
@@ -98,6 +104,7 @@ def test_a_void_step_leaves_no_trace_in_the_last_checkpoint(tmp_path: Path, body
         committed = train(run, body)
     (tree,) = saved(tmp_path / "run")
     assert tree["plain"]["step"] == STEPS
+    assert tree["things"]["average"]["n_averaged"] == STEPS
     for name, tensor in tree["models"]["model"].items():
         assert torch.equal(tensor, committed[name]), name
 
@@ -152,3 +159,51 @@ def test_a_batch_that_is_undone_takes_its_part_in_accumulating_along(tmp_path: P
     with hosted(tmp_path / "run") as run:
         train(run, body, num_optimizers=2)
     assert saved(tmp_path / "run") == []
+
+
+def test_the_last_checkpoint_is_of_the_last_step_whatever_the_script_does_then(
+    tmp_path: Path,
+) -> None:
+    """As one that loads its best weights for a test, or closes the session itself."""
+    with hosted(tmp_path / "run") as run:
+        where = Coordinator(host=run.name, port=run.port, token=run.token)
+        with ElasticSession(where, {}) as session:
+            training = Training(session)
+            for _ in session.epochs(1):
+                for (x,) in training.loader:
+                    training.step(x)
+            trained = training.copy()
+            with torch.no_grad():
+                next(training.model.parameters()).fill_(42.0)
+            session.close()
+    (tree,) = saved(tmp_path / "run")
+    assert tree["plain"]["step"] == len(DATA) // 4
+    for name, tensor in tree["models"]["model"].items():
+        assert torch.equal(tensor, trained[name]), name
+
+
+class Unkept:
+    """An object with a state that no checkpoint can keep."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"file": object()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def test_a_last_checkpoint_that_fails_does_not_fail_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with hosted(tmp_path / "run") as run:
+        where = Coordinator(host=run.name, port=run.port, token=run.token)
+        with ElasticSession(where, {}) as session:
+            training = Training(session)
+            session.enter()
+            session._state.things = {**session._state.things, "file": Unkept()}
+            for _ in session.epochs(1):
+                for (x,) in training.loader:
+                    training.step(x)
+        assert run.ending().ok
+    assert saved(tmp_path / "run") == []
+    assert "the last checkpoint was not written" in caplog.text

@@ -33,14 +33,14 @@ from evenstep.journal import read
 from evenstep.launch.local import LocalLauncher, worker_environment
 from evenstep.launch.logs import show_log
 from evenstep.strict import build, override
-from evenstep.types import MOST_SAMPLES, listed
+from evenstep.types import MOST_SAMPLES, WorkerId, listed
 
 log = logging.getLogger("evenstep")
 
 FAILED = 1
 LAST_S = 10.0  # for the others to end when one has failed
 LEAVE_S = 60.0  # for a worker that has left the run to end its process
-AWAIT_S = 5.0  # between two log lines that say who is awaited
+AWAIT_S = 5.0  # between two looks at who is still awaited
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
@@ -224,8 +224,11 @@ class Run:
         """
         launcher, coordinator = self._launcher, self._host.coordinator
         until_s = self._clock() + self._leave_s
+        named: set[WorkerId] = set()
         while not await launcher.wait(min(AWAIT_S, self._leave_s)):
-            log.info("waiting for the processes of %s to end", listed(sorted(launcher.running)))
+            if launcher.running != named:
+                named = launcher.running
+                log.info("waiting for the processes of %s to end", listed(sorted(named)))
             if self._clock() >= until_s:
                 left = launcher.running - coordinator.trained - coordinator.crew.evicted
                 for worker in sorted(left):

@@ -86,11 +86,12 @@ class Brain:
 
     def differs(self, ready: Ready) -> str:
         """What a worker has otherwise than the run, with both values; empty if nothing."""
+        told = {name: getattr(ready, name) for name in ALIKE}
+        known = {**told, **self._facts}  # older journals lack what is new
         for name in ALIKE:
-            told = getattr(ready, name)
-            known = self._facts.setdefault(name, told)  # older journals lack what is new
-            if told != known:
-                return f"{name} {differ(name, told, 'here', known, 'in the run')}"
+            if told[name] != known[name]:
+                return f"{name} {differ(name, told[name], 'here', known[name], 'in the run')}"
+        self._facts = known
         return ""
 
     def handle(self, at_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:

@@ -155,6 +155,9 @@ class Coordinator(Patience):
         There the size that it last was to have counts, unless `num_workers` is `asked` for now.
         """
         target = self._brain.cluster.target if self._brain else 0
+        if num_workers > self._most:
+            log.warning("the run has room for %d workers, not for %d", self._most, num_workers)
+            num_workers = self._most
         here = self.crew.running - self.crew.in_order
         if target and not asked:
             self._launch(now_s, target - len(here | self._away), "asked for")

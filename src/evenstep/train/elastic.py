@@ -261,6 +261,22 @@ class ElasticSession(Regrouping):
         signal.signal(signal.SIGTERM, self._handled_before or signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
+    def _trained(self) -> None:
+        """Write the last checkpoint, before the script does anything else to the model."""
+        if not self._saves or self._saved_step == self._next_step:
+            return
+        if self._batches_since_step:
+            log.warning(
+                "no checkpoint of the last step: gradients of %d batches were never used by an "
+                "optimizer step",
+                self._batches_since_step,
+            )
+            return
+        try:
+            self._save_committed(wait=False)  # others may wait for a sum after the loop
+        except Exception:  # training is over, and the script has the model
+            log.exception("the last checkpoint was not written")
+
     def _fail(self, error: BaseException) -> None:
         self._failed = True
         if isinstance(error, LeaseOverError) and self._saves:
@@ -274,12 +290,12 @@ class ElasticSession(Regrouping):
         if self.void:  # nothing of a step that does not count is left behind
             self._undo.forget()
             self.void = False
-        if signal.getsignal(signal.SIGTERM) == self._leave_soon:
-            signal.signal(signal.SIGTERM, self._handled_before or signal.SIG_DFL)
-        if self._saves and not self._failed:
-            self._save_committed()  # the end of training: people look for the model here
+        if not self._failed:
+            self._trained()  # unless the script has left session.epochs(...) at its end before
         if self._checkpoints is not None:
             self._checkpoints.close()
+        if signal.getsignal(signal.SIGTERM) == self._leave_soon:
+            signal.signal(signal.SIGTERM, self._handled_before or signal.SIG_DFL)
         if not self._failed:
             control.tell(Done(step=self._next_step))
             until_s = time.monotonic() + PARTING_S

@@ -153,6 +153,9 @@ class FixedSession(Session):
             log.warning("the balancer has stopped, shares stay: %s", self._agent.failure)
             self._agent.failure = None
 
+    def _trained(self) -> None:
+        """Nothing to do: a fixed roster keeps no checkpoints."""
+
     def _fail(self, error: BaseException) -> None:
         self._meeting.fail(error)
         # Until all know why: torchrun ends with its first rank, and the store may go with it.

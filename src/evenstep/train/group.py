@@ -389,7 +389,8 @@ def on_cards(group: Group, card: int, *, elastic: bool) -> bool:
 
 def ends_on_error() -> bool:
     """Whether NCCL's watchdog ends the process after a failed sum, as it does by default."""
-    return next((os.environ[name] for name in ON_ERROR if name in os.environ), "") != "0"
+    mode = next((os.environ[name] for name in ON_ERROR if name in os.environ), "")
+    return mode not in ("0", "2")  # no handling, and clean-up only
 
 
 @contextmanager
@@ -433,9 +434,16 @@ def _abort_gloo(backend: Any, rank: int, world: int) -> None:
     Gloo has no call for it. But a receive that times out closes all connections of its context,
     which is that of the collectives too; and with them closed, peers fail at once as well.
     """
-    with suppress(RuntimeError):
-        nothing = backend.recv([torch.zeros(1)], (rank + 1) % world, ABORT_TAG)
-        nothing.wait(timedelta(milliseconds=1))
+    for peer in range(world):
+        if peer == rank:
+            continue
+        try:
+            nothing = backend.recv([torch.zeros(1)], peer, ABORT_TAG)
+        except RuntimeError:
+            continue  # the connection to this one is broken: nothing can time out on it
+        with suppress(RuntimeError):
+            nothing.wait(timedelta(milliseconds=1))
+        return
 
 
 def _end_nccl(backend: Any, newest: Any) -> None:

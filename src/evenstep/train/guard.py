@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ class Undo:
         self._card_random: torch.Tensor | None = None
         self._keep_random()
         self._all: tuple[State, bytes, list[torch.Tensor]] | None = None
+        self._registered: list[tuple[Any, Any]] = []  # objects and their states
 
     def keep(self, *, accumulating: bool) -> None:
         """A step begins. Gradients matter only if those of earlier batches are in them."""
@@ -83,6 +85,7 @@ class Undo:
             self._grads = [None if p.grad is None else p.grad.clone() for p in self._params]
         self._keep_random()
         self._all = None
+        self._registered = []
 
     def _keep_random(self) -> None:
         self._random, self._card_random = torch.get_rng_state(), None
@@ -98,6 +101,14 @@ class Undo:
         """An optimizer is about to step, and the step may yet turn out void."""
         plan, tensors = state.take_apart()
         self._all = state, plan, [tensor.clone() for tensor in tensors]
+
+    def keep_registered(self, things: Iterable[Any]) -> None:
+        """The step is void: what the rest of the loop does to these will be undone.
+
+        Averages of parameters and the like are updated after the backward pass, so it is enough to
+        keep them now.
+        """
+        self._registered = [(thing, copy.deepcopy(thing.state_dict())) for thing in things]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -115,6 +126,8 @@ class Undo:
             param.grad = None if grad is None else grad.clone()
         for thing, state in zip(self._small, self._states, strict=True):
             thing.load_state_dict(state)
+        for thing, state in self._registered:
+            thing.load_state_dict(copy.deepcopy(state))  # it may keep what it is given
         torch.set_rng_state(self._random)
         set_card_random(self._device, self._card_random)
 

@@ -262,7 +262,8 @@ class Reducer:
             )
         bucket.fill(place, self.weight)
         with self._lock:
-            while self._next < len(self.buckets):
+            # Another device's thread may have found the group gone meanwhile.
+            while not self.void and self._next < len(self.buckets):
                 bucket = self.buckets[self._next]
                 if len(bucket.filled) < len(bucket.params):
                     break

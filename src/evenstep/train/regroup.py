@@ -17,6 +17,7 @@ import torch
 from msgspec.structs import replace
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import Store
+from torch.optim.lr_scheduler import LRScheduler
 
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.launch.environment import Coordinator
@@ -69,6 +70,7 @@ class Regrouping(Session):
         self._checkpoints: Checkpoints | None = None
         self._saves = False  # it is this worker who writes them
         self._saved_s = time.monotonic()
+        self._saved_step = -1
 
     def _regroup(self, planned: int = 0) -> bool:
         """Into a newer generation, as often as it takes, with the state of the furthest of it.
@@ -238,6 +240,8 @@ class Regrouping(Session):
                 "newest checkpoint by evenstep run --resume."
             ) from error
         self._roll_back()
+        ours = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)  # skipped, or kept before
+        self._undo.keep_registered(t for t in self._things.values() if not isinstance(t, ours))
         self._let_go()
 
     @property
@@ -303,13 +307,13 @@ class Regrouping(Session):
         """A checkpoint of the steps done so far; never in the midst of accumulating gradients."""
         if self._checkpoints is None or self._batches_since_step:
             return
-        self._saved_s = time.monotonic()
+        self._saved_s, self._saved_step = time.monotonic(), self._next_step
         self._state.plain = self._plain()
         self._checkpoints.save(self._next_step, self._state)
         if wait:
             self._checkpoints.close()
 
-    def _save_committed(self) -> None:
+    def _save_committed(self, *, wait: bool = True) -> None:
         """Write a last checkpoint of the committed steps, if this worker still has that state.
 
         It does not between a step's reduction and the step's end: optimizers and schedulers may
@@ -324,7 +328,7 @@ class Regrouping(Session):
             if self._adopted or self._is_reduced or not self._can_roll_back:
                 return
             self._roll_back()
-        self._save(wait=True)
+        self._save(wait=wait)
 
 
 def leaving(worker: str, step: int, told: Generation) -> str:

@@ -53,6 +53,8 @@ class Session(Stepping):
 
     def close(self) -> None:
         """End this worker's part. The model stays as it is, and all objects are ordinary again."""
+        if self._closed:
+            return
         self._closed = True
         self._outlook.close()
         if self._reducer is not None:
@@ -62,10 +64,10 @@ class Session(Stepping):
         finally:
             while self._releases:
                 self._releases.pop()()
-        for group in self._groups:
-            group.close()
-        self._groups = []
-        await_closed(CLOSE_S)
+            for group in self._groups:
+                group.close()
+            self._groups = []
+            await_closed(CLOSE_S)
 
     @property
     def batch(self) -> int:
@@ -202,6 +204,7 @@ class Session(Stepping):
             self._leave_loop()
             self._loader.leave_epoch()
             epoch = max(epoch + 1, self._loader.epoch)  # a spare comes back in a later one
+        self._trained()
 
     def register(self, name: str, thing: Any) -> None:
         """Keep an object with `state_dict` along with the run."""
@@ -279,6 +282,10 @@ class Session(Stepping):
     @abstractmethod
     def _before_optimizer_step(self, *_: Any) -> None:
         """An optimizer is about to step."""
+
+    @abstractmethod
+    def _trained(self) -> None:
+        """All epochs are over."""
 
     @abstractmethod
     def _fail(self, error: BaseException) -> None:
