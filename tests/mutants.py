@@ -61,7 +61,7 @@ MUTANTS = [
         TRAIN + "guard.py",
         "        return None if void() else step(*args, **kwargs)",
         "        return step(*args, **kwargs)",
-        f"{RECOVERY} -k backward",
+        f"{RECOVERY} -k epoch",
     ),
     Mutant(
         TRAIN + "guard.py",
@@ -154,7 +154,7 @@ MUTANTS = [
         TRAIN + "membership.py",
         "        if why := self.superseded():\n            raise SupersededError(why)",
         "        pass",
-        f"{RECOVERY} -k rank3-backward+leader-backward",
+        f"{RECOVERY} -k forward",
     ),
     # The last word of a run.
     Mutant(

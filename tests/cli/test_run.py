@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from evenstep.cli.requests import SAME_S
 from evenstep.cli.run import Run
+from evenstep.cli.signals import SAME_S
 from evenstep.coordinate.member import Ending, Terms
 from evenstep.coordinate.run import RunFolder
 from evenstep.journal import read
@@ -310,7 +310,7 @@ def test_a_worker_that_has_left_is_not_waited_for_without_end(
     with caplog.at_level("INFO", "evenstep"):
         ending = clocked.to_its_end(meanwhile)
     assert ending.ok
-    assert "w1 left 0.05 s ago and still runs: ended" in caplog.text
+    assert "w1 has left the run but is still running after 0.05 s: terminating it" in caplog.text
     assert workers_of(run) == []
 
 

@@ -15,6 +15,7 @@ from evenstep.coordinate.ask import NoAnswerError, ask
 from evenstep.errors import InvalidInputError
 from evenstep.messages import (
     COORDINATOR,
+    PROTOCOL,
     Answer,
     Ask,
     Generation,
@@ -108,7 +109,7 @@ def test_what_a_client_can_be_made_to_prove_is_no_coordinators_proof() -> None:
 def test_another_protocol_is_refused_with_both_numbers(run: Hosted) -> None:
     with dial(run) as line:
         line.say(Hello(protocol=7, proof=proof(run.token, line.greeting.nonce)))
-        assert refusal(line) == "this run speaks protocol 2, you speak 7"
+        assert refusal(line) == f"this run speaks protocol {PROTOCOL}, you speak 7"
         assert run.host.server.refused == {"wrong protocol": 1}
 
 

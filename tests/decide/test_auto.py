@@ -94,7 +94,10 @@ def test_equal_workers_with_noise_are_left_alone() -> None:
     assert plans <= 15
 
 
-@pytest.mark.parametrize(("num", "batch", "per_sample_ms"), [(2, 32, 3.0), (3, 3072, 0.1)])
+@pytest.mark.parametrize(
+    ("num", "batch", "per_sample_ms"),
+    [(2, 32, 3.0), pytest.param(3, 3072, 0.1, marks=pytest.mark.long)],
+)
 def test_equal_workers_that_are_disturbed_for_a_few_steps_at_a_time_are_left_alone(
     num: int, batch: int, per_sample_ms: float
 ) -> None:
@@ -194,6 +197,7 @@ def test_looking_at_idle_workers_costs_little() -> None:
     assert run.achieved[10:].mean() >= 0.99
 
 
+@pytest.mark.long
 def test_looking_at_many_idle_workers_costs_no_more_than_at_one() -> None:
     curves = line([5.0] * 2 + [500.0] * 30, [0.5] * 32)
     run = drive(AUTO, curves, batch=96, num_steps=2000)

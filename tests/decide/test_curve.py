@@ -42,7 +42,7 @@ def flat_linear_fleets(draw: st.DrawFn) -> tuple[FlatLinear, int]:
     return line(*columns), n * draw(st.integers(40, 200))
 
 
-@examples(30)
+@examples(12)
 @given(flat_linear_fleets())
 def test_any_flat_then_linear_fleet_comes_near_its_optimum(fleet: tuple[FlatLinear, int]) -> None:
     curves, batch = fleet

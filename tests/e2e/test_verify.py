@@ -23,6 +23,7 @@ def verify(fault: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_an_honest_script_agrees_and_ends_after_the_steps_asked_for() -> None:
     done = verify("none")
     assert done.returncode == 0, done.stdout + done.stderr

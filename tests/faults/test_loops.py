@@ -32,7 +32,7 @@ def case(i: int) -> Any:
     return pytest.param(loop, faults, marks=marks, id="-".join([loop, *(f[1] for f in faults)]))
 
 
-@pytest.mark.parametrize(("loop", "faults"), map(case, range(len(CASES))))
+@pytest.mark.parametrize(("loop", "faults"), [case(i) for i in range(len(CASES))])
 def test_survivors_end_where_one_process_ends(
     loop: str, faults: tuple[Fault, ...], tmp_path: Path, alone: Alone
 ) -> None:

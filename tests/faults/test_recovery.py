@@ -14,22 +14,27 @@ from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
 from tests.faults.watching import Fault, same
 
-POINTS = ("forward", "backward", "bucket", "reduced", "stepped")
-
 CASES: list[tuple[Fault, ...]] = [
-    *[(("rank3", point, 7), ("leader", point, 17)) for point in POINTS],  # one after the other
+    *[(("rank3", point, 7), ("leader", point, 17)) for point in ("forward", "bucket", "reduced")],
     (("rank2", "epoch", 10), ("leader", "epoch", 20)),  # before the sum at an epoch's end
     (("rank1", "reduced", 9), ("rank3", "backward", 9)),  # the epoch's last step: two at once
+    (("rank3", "reduced", 7), ("leader", "handover", -1)),
+    (("rank4", "checkpoint", -1), ("leader", "checkpoint", -1)),
+]
+MORE: list[tuple[Fault, ...]] = [
+    *[(("rank3", point, 7), ("leader", point, 17)) for point in ("backward", "stepped")],
     (("rank1", "backward", 7), ("rank2", "backward", 7)),
     (("leader", "backward", 7), ("rank3", "bucket", 7)),
     (("rank3", "backward", 7), ("leader", "rendezvous", 7)),  # the next leader, in regrouping
     (("rank3", "backward", 7), ("rank1", "compare", 7)),
-    (("rank3", "reduced", 7), ("leader", "handover", -1)),
-    (("rank4", "checkpoint", -1), ("leader", "checkpoint", -1)),
 ]
 
 
-@pytest.mark.parametrize("faults", CASES, ids=lambda fs: "+".join(f"{f[0]}-{f[1]}" for f in fs))
+@pytest.mark.parametrize(
+    "faults",
+    [*CASES, *(pytest.param(faults, marks=pytest.mark.long) for faults in MORE)],
+    ids=lambda fs: "+".join(f"{f[0]}-{f[1]}" for f in fs),
+)
 def test_survivors_end_where_one_process_ends(
     faults: tuple[Fault, ...], tmp_path: Path, alone: Alone
 ) -> None:

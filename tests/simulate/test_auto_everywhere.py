@@ -45,7 +45,22 @@ def test_auto_is_within_two_per_cent_of_the_limit_ten_steps_after_equal_shares(n
     assert after_ten(auto) <= 1.02 * after_ten(limit)
 
 
-@pytest.mark.parametrize("name", named(static=False))
+# Of those that take longest, each a few seconds, only some for every change.
+SLOW = {
+    "bert-like",
+    "equal",
+    "interference-unannounced",
+    "knee",
+    "noisy",
+    "omnilearn",
+    "quota-change",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.long] * (n in SLOW)) for n in named(static=False)],
+)
 def test_auto_is_never_more_than_one_per_cent_behind_another_policy(name: str) -> None:
     *results, auto, _ = compare(scenario(name), [Choice(p) for p in (*OTHERS, "auto")])
     best = max(results, key=lambda r: r.samples_per_s)

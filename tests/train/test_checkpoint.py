@@ -416,6 +416,7 @@ def saving(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate(timeout=DEADLINE_S)
 
 
+@pytest.mark.long
 def test_kill_9_while_writing_leaves_the_older_ones_whole(
     tmp_path: Path, saving: subprocess.Popen[str]
 ) -> None:

@@ -24,7 +24,7 @@ from evenstep.messages import Generation
 from evenstep.train.elastic import ElasticSession
 from evenstep.train.group import PeerLostError
 from evenstep.train.membership import LeftError
-from evenstep.train.regroup import leaving
+from evenstep.train.regroup import leave_message
 from tests.coordinate.hosted import Hosted, hosted
 from tests.launch.unconfigured import unconfigured
 
@@ -165,12 +165,14 @@ def test_a_worker_that_leaves_says_whether_it_was_asked_to() -> None:
         port=1,
         reason="w1 left: SIGTERM",
     )
-    assert leaving("w1", 9, others) == "w1 leaves the run at step 9, as asked: w1 left: SIGTERM"
+    asked = "w1 leaves the run at step 9, as asked: w1 left: SIGTERM"
+    assert leave_message("w1", 9, others) == asked
     lost = replace(others, planned=False, reason="w1 lost: not heard of for 30 s")
     evicted = "w1 is evicted at step 9: w1 lost: not heard of for 30 s"
-    assert leaving("w1", 9, lost) == evicted
+    assert leave_message("w1", 9, lost) == evicted
     end = replace(others, roster=(), shares=(), reason="SIGINT")
-    assert leaving("w1", 9, end) == "w1 leaves the run at step 9: the run ends: SIGINT"
+    stops = "w1 leaves the run at step 9: the run is stopping (SIGINT)"
+    assert leave_message("w1", 9, end) == stops
 
 
 def test_the_leader_tells_of_local_batch_normalisation_once_there_are_several_workers(
@@ -268,7 +270,9 @@ def test_a_scaler_that_the_run_was_not_given_is_refused(
                 scaler.step(optimizer)
                 scaler.update()
                 continue
-            told = r"scaler: the GradScaler is not known to the run: .*\(model, optimizer, scaler\)"
+            told = (
+                r"this GradScaler was not passed to session.prepare: .*\(model, optimizer, scaler\)"
+            )
             with pytest.raises(ConfigError, match=told):
                 scaler.step(optimizer)
             break

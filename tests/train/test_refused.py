@@ -338,3 +338,13 @@ def test_a_half_set_environment_is_refused(environment: dict[str, str], says: st
 
 def test_no_environment_is_alone() -> None:
     assert find({}) == Place()
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
+def test_a_weight_that_no_batch_can_have_is_refused(weight: float) -> None:
+    def body(session: Session) -> None:
+        net_and_sgd(session)
+        next(iter(session.loader(DATA, batch=8, weight=lambda batch: weight)))
+
+    with pytest.raises(EvenstepError, match=f"weight=... gave {weight} for the batch of step 0"):
+        run_ranks(1, body)

@@ -12,7 +12,7 @@ from types import FrameType
 import click
 
 from evenstep.cli.place import locate, own_address, token_option
-from evenstep.cli.requests import Requests
+from evenstep.cli.signals import Requests
 from evenstep.launch.local import tethered, worker_environment
 
 
@@ -54,7 +54,7 @@ def command(
     requests = Requests()
 
     def leave(number: int, _: FrameType | None) -> None:
-        if not requests.is_new():
+        if not requests.count_signal():
             return
         again = requests.num > 1
         does = "killed" if again else "leaving at the step's end; again to kill"

@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from evenstep.cli.place import outward
-from evenstep.cli.requests import Requests
+from evenstep.cli.signals import Requests
 from evenstep.config import Settings
 from evenstep.coordinate.dial import EVERYWHERE
 from evenstep.coordinate.host import Host
@@ -184,7 +184,7 @@ class Run:
         self._requests = Requests(clock)
         self._launcher: LocalLauncher
         self._killed = False
-        self._cut_short = ""  # what scripts did after training, and by what
+        self._cut_short = ""  # scripts that a signal ended after training
 
     async def to_its_end(self, host: str, port: int, tls: ssl.SSLContext | None) -> Ending:
         """Train. Nothing that was started here is left when it ends, however it ends."""
@@ -232,7 +232,8 @@ class Run:
             if self._clock() >= until_s:
                 left = launcher.running - coordinator.trained - coordinator.crew.evicted
                 for worker in sorted(left):
-                    log.warning("%s left %g s ago and still runs: ended", worker, self._leave_s)
+                    told = "%s has left the run but is still running after %g s: terminating it"
+                    log.warning(told, worker, self._leave_s)
                     coordinator.crew.evict(worker)
 
     async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> str:
@@ -269,8 +270,8 @@ class Run:
         return launcher
 
     def on_signal(self, number: int) -> None:
-        """Stop in order; asked again, kill. After the run wait no longer for what scripts do."""
-        if not self._requests.is_new():
+        """First request: stop gracefully; second: kill. After the run: terminate the scripts."""
+        if not self._requests.count_signal():
             return
         name, coordinator = signal.Signals(number).name, self._host.coordinator
         ending, running = coordinator.ending, sorted(coordinator.crew.running)

@@ -367,7 +367,7 @@ class Coordinator(Patience):
         return generation.roster[:1] == (member.id,)
 
     def _too_many(self, member: Member) -> str:
-        """Why a joiner is refused that came before the run's batch was known; empty if it fits."""
+        """Reason to refuse a joiner admitted before the batch size was known; empty if it fits."""
         if member.state not in EARLY or member.id in self.crew.running:
             return ""
         come = {m.id for m in self._members.values() if m.trains or m.state in EARLY}
@@ -384,7 +384,7 @@ class Coordinator(Patience):
 
 
 def _own_steps(done: StepDone, batch: int) -> Steps:
-    """The steps that a leader tells of, without samples of a generation before its own."""
+    """The reported steps, with quiet samples capped to this generation's own."""
     quiet = done.quiet
     own = replace(quiet, samples=min(quiet.samples, quiet.num * batch))
     return replace(done, quiet=own).steps

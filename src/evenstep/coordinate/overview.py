@@ -9,9 +9,7 @@ from evenstep.coordinate.member import Member
 from evenstep.types import Steps, WorkerId
 
 RECENT_S = 10.0  # of the run's clock; the newest steps count if they took longer, too
-OVERDUE = (
-    10.0  # times what the newest steps took: a run that tells of none for so long stands still
-)
+OVERDUE = 10.0  # no report for this many times the last report's duration: stalled
 
 
 def row(worker: WorkerId, member: Member | None, rank: int | None, state: str) -> dict[str, Any]:
@@ -46,7 +44,7 @@ class Throughput:
             self._told.popleft()
 
     def samples_per_s(self, now_s: float, generation: int) -> float:
-        """0 if this generation has told of no step, or of none for much longer than one takes."""
+        """0 if this generation has reported no step, or none for much longer than a step takes."""
         if generation != self._generation or not self._told:
             return 0.0
         last_s, newest = self._told[-1]

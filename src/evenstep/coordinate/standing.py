@@ -40,7 +40,7 @@ class Standing:
         self._stopping_s = 0.0  # when all were last asked to leave
         self._parting = False  # the end has been announced
         self._finishing = False  # someone has trained to the end
-        self.trained: set[WorkerId] = set()  # to the end: their scripts may have more to do
+        self.trained: set[WorkerId] = set()  # finished training; their scripts may still be running
         self._ready_s: float | None = None  # when the first worker was
         self._leaver_gone_s: float | None = None  # before the generation without it began
         # After a restart: who is not back yet, and who will not come.

@@ -163,8 +163,8 @@ class ElasticSession(Regrouping):
             return
         raise ConfigError(
             "scaler",
-            "the GradScaler is not known to the run: workers that join would begin with another "
-            "scale, and a step that is repeated would change it twice. Give it along: "
+            "this GradScaler was not passed to session.prepare: joining workers would start with "
+            "another scale, and a repeated step would update it twice. Use "
             "session.prepare(model, optimizer, scaler)",
         )
 

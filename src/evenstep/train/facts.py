@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from evenstep.train.loader import Loader
-from evenstep.train.loss_scale import disabled
+from evenstep.train.loss_scale import disabled_scaler_names
 
 
 def facts_of(
@@ -28,7 +28,7 @@ def facts_of(
         "kind": kind or _kind_of(device, cores),
         "cap": cap,
         "things": ", ".join(sorted(things)),
-        "disabled_scalers": disabled(things.items()),
+        "disabled_scalers": disabled_scaler_names(things.items()),
     }
 
 

@@ -8,12 +8,12 @@ _handler: Callable[[str], None] | None = None
 
 
 def failpoint(name: str) -> None:
-    """Training has come to a point where a fault is worth testing. Never inside a step."""
+    """A named point where tests inject faults. Never on the hot path of a step."""
     if _handler is not None:
         _handler(name)
 
 
 def on_failpoint(handler: Callable[[str], None] | None) -> None:
-    """Call this with a point's name whenever one is reached in this process; None: never again."""
+    """Install `handler`, called with the name of each failpoint reached; None removes it."""
     global _handler
     _handler = handler

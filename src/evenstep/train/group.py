@@ -140,7 +140,7 @@ class Group:
         self._left: Callable[[], Any] = lambda: None  # of it, for whoever waits for its end
         self._newest: Work | None = None  # the sum that was started last
         self._is_broken = False  # a wait has failed or was given up: something may be blocked
-        self.sees_through = False  # sums of NCCL too: a wait ends when they are there, or by check
+        self.sees_through = False  # block the host until the NCCL op completes or `check` raises
         self.is_closed = self.is_gone = False  # let go; with nothing left of it that may write
         if world > 1:
             prefix = PrefixStore(f"evenstep/{generation}/{name}", store)
@@ -395,7 +395,7 @@ def ends_on_error() -> bool:
 
 @contextmanager
 def surviving_errors(wanted: bool) -> Iterator[None]:
-    """Groups of NCCL made meanwhile leave the process alive after a failed sum, if `wanted`.
+    """NCCL groups created in this context do not kill the process after a failed sum, if `wanted`.
 
     Each group reads the environment once, as it is made. The user's own setting stays.
     """

@@ -17,9 +17,9 @@ CARD_BYTES = 16  # of the state of a generator on CUDA: a seed and how far it is
 
 
 def skip_if(void: Callable[[], bool], thing: Any) -> Callable[[], None]:
-    """Make `thing.step()` do nothing while a step is void. The answer undoes it."""
+    """Skip `thing.step()` while a step is void. Returns a function that undoes this."""
     step = thing.step
-    before = {name: thing.__dict__[name] for name in ("step",) if name in thing.__dict__}
+    before = {"step": thing.__dict__["step"]} if "step" in thing.__dict__ else {}
 
     @functools.wraps(step)  # a scheduler knows by a mark on the optimizer's step that it follows it
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -29,7 +29,7 @@ def skip_if(void: Callable[[], bool], thing: Any) -> Callable[[], None]:
         thing.__dict__["step"] = guarded  # as schedulers do
 
         def undo() -> None:
-            if thing.__dict__["step"] is guarded:  # else a scheduler has wrapped it since
+            if thing.__dict__.get("step") is guarded:  # else a scheduler has wrapped it since
                 del thing.__dict__["step"]
                 thing.__dict__.update(before)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,11 @@ class Loader:
             weight = float(high - low)
             if self._weight is not None and high > low:
                 weight = float(self._weight(batch))
+                if not 0 <= weight < math.inf:
+                    raise EvenstepError(
+                        f"weight=... gave {weight} for the batch of step {step}: what a mean loss "
+                        "counts for, its number of tokens say, is finite and not negative"
+                    )
             session.begin_step(step, samples=high - low, weight=weight, total=end - begin)
             self._taken = step, end
             try:

@@ -1,8 +1,7 @@
-"""By what a script scales its loss: gradients that are scaled in different ways cannot be summed.
+"""Check that all ranks use the same loss scale: gradients scaled differently must not be summed.
 
-GradScalers that begin alike stay alike: they grow and back off by gradients that are the same on
-all workers once they are reduced. So it is enough to see that they are alike when a roster begins;
-a scale that is in host memory costs nothing to look at, and is compared in every step.
+GradScalers that start equal stay equal, since they see the same reduced gradients. So they are
+compared once per roster; a scale in host memory is free to read, and is compared in every step.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class LossScale:
 
     def __init__(self) -> None:
         self._scalers: list[GradScaler] = []
-        self._looked = False  # at scales on a card, for the roster at hand
+        self._looked = False  # whether scales on a GPU were read for this roster
 
     def add(self, thing: Any) -> None:
         """Compare this one too, if it is a GradScaler."""
@@ -43,7 +42,7 @@ class LossScale:
         return any(scaler is known for known in self._scalers)
 
     def begin_roster(self) -> None:
-        """Others take part from here on."""
+        """The roster has changed: compare again."""
         self._looked = False
 
     def of_step(self) -> float:
@@ -73,7 +72,7 @@ def check_scales(reports: Sequence[Report]) -> None:
             )
 
 
-def disabled(things: Iterable[tuple[str, Any]]) -> str:
+def disabled_scaler_names(things: Iterable[tuple[str, Any]]) -> str:
     """Names of the GradScalers that are disabled."""
     return ", ".join(
         sorted(name for name, t in things if isinstance(t, GradScaler) and not t.is_enabled())

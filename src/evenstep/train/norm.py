@@ -28,7 +28,7 @@ PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 @dataclass(slots=True)
 class Link:
-    """What ties the layers of a model, and of its copies, to the other workers.
+    """Connects the BatchNorm layers of a model and its copies to the process group.
 
     The group is replaced when the roster changes, and None once the session is closed.
     """

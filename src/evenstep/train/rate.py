@@ -48,7 +48,7 @@ class Rate:
         self._now = step
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-        """Let the factor count in every step of an optimizer, until the answer is called."""
+        """Apply the factor in every step of this optimizer. Returns a function that detaches it."""
         hooks = (
             optimizer.register_step_pre_hook(self._put_on),
             optimizer.register_step_post_hook(self._take_off),

@@ -93,7 +93,7 @@ class Regrouping(Session):
             if self._member.worker not in told.roster:
                 if self._member.worker == told.saves:
                     self._save_committed()
-                log.info("%s", leaving(self._member.worker, self._next_step, told))
+                log.info("%s", leave_message(self._member.worker, self._next_step, told))
                 raise LeftError(LEFT if told.planned else EVICTED)
             try:
                 self._form(told)
@@ -331,10 +331,10 @@ class Regrouping(Session):
         self._save(wait=wait)
 
 
-def leaving(worker: str, step: int, told: Generation) -> str:
-    """A worker that is not in the roster of a generation leaves: when and why, in words."""
+def leave_message(worker: str, step: int, told: Generation) -> str:
+    """What to log when a worker is not in the roster of the next generation."""
     if not told.roster:
-        return f"{worker} leaves the run at step {step}: the run ends: {told.reason}"
+        return f"{worker} leaves the run at step {step}: the run is stopping ({told.reason})"
     if told.planned:
         return f"{worker} leaves the run at step {step}, as asked: {told.reason}"
     return f"{worker} is evicted at step {step}: {told.reason}"

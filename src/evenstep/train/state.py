@@ -117,11 +117,11 @@ def _params(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
 
 
 def _check_scaler(name: str, thing: Any, state: Mapping[str, Any]) -> None:
-    """A disabled GradScaler takes any state without a word, and keeps none."""
+    """Raise where load_state_dict would be ignored: a disabled GradScaler does that silently."""
     if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() != bool(state):
         here, there = ("enabled", "disabled") if thing.is_enabled() else ("disabled", "enabled")
         raise ConfigError(
-            name, f"is {here} here, {there} in the run; enable the GradScaler as the run has it"
+            name, f"is {here} here but {there} in the run; use the same enabled= on every worker"
         )
 
 

@@ -65,7 +65,7 @@ class Stepping(ABC):
         self._device = CPU
         self._sync_norms = False
         self._local_norms: torch.nn.Module | None = None
-        self._told_norms = False
+        self._warned_local_norms = False
         self._loader: Loader | None = None
         self._plans: list[RankPlan] = []
         self._rate = Rate()
@@ -95,7 +95,7 @@ class Stepping(ABC):
         return self._next_step + self.is_left_behind
 
     def check_open(self, what: str) -> None:
-        """Refuse what takes all workers once this one has left them."""
+        """Raise if the session is closed: this call needs all workers."""
         if self._closed:
             raise EvenstepError(
                 f"{what} was used after the session was closed: the other workers do not take part "
@@ -278,13 +278,13 @@ class Stepping(ABC):
                 on_gone,
                 lambda: self.void,
             )
-        self._tell_of_local_norms()
+        self._warn_of_local_norms()
 
-    def _tell_of_local_norms(self) -> None:
-        """Warn of batch normalisation by shares, once, when there first are several workers."""
-        if self._local_norms is None or self.world == 1 or self._told_norms:
+    def _warn_of_local_norms(self) -> None:
+        """Warn once, when a second worker appears, that BatchNorm uses each worker's own share."""
+        if self._local_norms is None or self.world == 1 or self._warned_local_norms:
             return
-        self._told_norms = True  # also by another worker, in case this one leads later
+        self._warned_local_norms = True  # on all ranks: a later leader does not repeat it
         if self.is_leader:
             log.warning("%s", norm.notice(norm.find(self._local_norms)))
 

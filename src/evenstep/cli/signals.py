@@ -1,4 +1,4 @@
-"""Signals as people mean them."""
+"""Debounce signals: one request may arrive twice."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Requests:
         self._clock = clock
         self._counted_s = 0.0
 
-    def is_new(self) -> bool:
-        """A signal has come: whether it is a request of its own, which then counts."""
+    def count_signal(self) -> bool:
+        """Count a signal; False if it repeats the last one."""
         now_s = self._clock()
         if self.num and now_s - self._counted_s < SAME_S:
             return False
