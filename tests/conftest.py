@@ -22,7 +22,7 @@ settings.register_profile(
     "long",
     settings.get_profile("evenstep"),
     derandomize=False,
-    max_examples=1000,
+    max_examples=500,
     print_blob=True,
 )
 settings.load_profile(PROFILE)

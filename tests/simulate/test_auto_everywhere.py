@@ -54,6 +54,7 @@ SLOW = {
     "noisy",
     "omnilearn",
     "quota-change",
+    "thermal",
 }
 
 
