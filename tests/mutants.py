@@ -34,16 +34,16 @@ class Mutant(NamedTuple):
 MUTANTS = [
     # A void step: everything is put back, nothing of it is kept.
     Mutant(
-        TRAIN + "regroup.py",
-        "        self._at, self._batches_since_step = self._before\n        self._undo.restore()",
-        "        self._at, self._batches_since_step = self._before",
+        TRAIN + "guard.py",
+        "            torch._foreach_copy_(self._buffers, self._kept)",
+        "            pass",
         f"{RECOVERY} -k bucket",
     ),
     Mutant(
         TRAIN + "regroup.py",
         "        self._at, self._batches_since_step = self._before\n",
         "        self._at = self._before[0]\n",
-        f"{LOOPS} -k accumulate",
+        f"{LOOPS} -k turns",
     ),
     Mutant(
         TRAIN + "regroup.py",
@@ -61,7 +61,7 @@ MUTANTS = [
         TRAIN + "guard.py",
         "        return None if void() else step(*args, **kwargs)",
         "        return step(*args, **kwargs)",
-        f"{RECOVERY} -k epoch",
+        f"{RECOVERY} -k bucket",
     ),
     Mutant(
         TRAIN + "guard.py",
@@ -77,8 +77,8 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "guard.py",
-        "        self._seen = self._seen or self.stepped",
-        "        pass",
+        "        return self._seen or (self._num_optimizers > 1 and self._left > 0)",
+        "        return False",
         f"{LOOPS} -k turns",
     ),
     # The state of those ahead goes to those behind.
@@ -174,7 +174,7 @@ MUTANTS = [
         COORDINATE + "changes.py",
         "        if newcomers := self._put_off():",
         "        if newcomers := ():",
-        f"tests/coordinate {CHANGES} -k lost",
+        f"tests/coordinate {CHANGES}",
     ),
     Mutant(
         COORDINATE + "changes.py",
@@ -189,9 +189,9 @@ MUTANTS = [
         f"tests/coordinate/test_watch.py {CHANGES} -k silent or stopped",
     ),
     Mutant(
-        COORDINATE + "coordinator.py",
-        "                self._let_go(member, why)\n                if trains:",
-        "                if trains:",
+        COORDINATE + "changes.py",
+        "            member.state, member.leaves_because = State.ASKED, why",
+        "            member.leaves_because = why",
         f"{CHANGES} -k sigterm",
     ),
     Mutant(
