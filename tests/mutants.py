@@ -86,7 +86,7 @@ MUTANTS = [
         TRAIN + "position.py",
         "    furthest = max((row[1] for row in rows if row[0]), default=-1)",
         "    furthest = min((row[1] for row in rows if row[0]), default=-1)",
-        f"{RECOVERY} -k reduced",
+        "tests/train/test_position.py",
     ),
     Mutant(
         TRAIN + "regroup.py",
@@ -98,7 +98,7 @@ MUTANTS = [
         TRAIN + "position.py",
         "    late = tuple(rank for rank in sources if rows[rank][2] < sums)",
         "    late = ()",
-        f"{LOOPS} -k sums",
+        "tests/train/test_position.py",
     ),
     Mutant(
         TRAIN + "elastic.py",
