@@ -175,7 +175,10 @@ def main() -> None:
                     steps.append((session.step, batch))
             num_epochs = epoch + 1
             faults.at("epoch")
-            there = session.sum(1.0)
+            before = session.world
+            there = float(session.sum(float(epoch + 1))) / (epoch + 1)  # not that of another epoch
+            if not (there.is_integer() and session.world <= there <= max(before, session.world)):
+                raise AssertionError(f"{there} of {before}, then {session.world} workers in a sum")
             logging.info("epoch %d, step %d: %g here", epoch, session.step, there)
             if hold.is_over():
                 break
