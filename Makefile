@@ -19,7 +19,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# More processes than cores: some tests wait. The slowest 20 tests are listed in CONTRIBUTING.
+# More processes than cores: some tests wait.
 test: lint packages
 	$(BIN)/pytest -n 3 --dist worksteal --durations=20
 

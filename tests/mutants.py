@@ -159,8 +159,8 @@ MUTANTS = [
     # The last word of a run.
     Mutant(
         TRAIN + "elastic.py",
-        "        if self._saves and not self._failed:",
-        "        if False:",
+        "        if not self._saves or self._saved_step == self._next_step:",
+        "        if True:",
         f"{CHANGES} -k end_of_training",
     ),
     Mutant(
