@@ -1,8 +1,8 @@
 """Breaks the code in one place at a time and sees that tests fail: `make mutants`.
 
 Each mutant is a file, a piece of it, what it becomes, and tests that protect it. It is applied to
-a copy of the repository. One that survives is a gap in the tests, and is named at the end. Not part
-of `make test`: half an hour on two cores.
+a copy of the repository. A survivor is a gap in the tests, or equivalent code; it is named at the
+end. Not part of `make test`: mutants that hang are only noticed after BOUND_S.
 """
 
 from __future__ import annotations

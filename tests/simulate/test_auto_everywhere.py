@@ -45,7 +45,7 @@ def test_auto_is_within_two_per_cent_of_the_limit_ten_steps_after_equal_shares(n
     assert after_ten(auto) <= 1.02 * after_ten(limit)
 
 
-# Of those that take longest, each a few seconds, only some for every change.
+# The slowest scenarios, several seconds each, are left to `make test-long`.
 SLOW = {
     "bert-like",
     "equal",

@@ -213,7 +213,7 @@ class Group:
                 self._poll(work)
                 # NCCL counts a failed sum as completed, and `wait` does not raise its error.
                 if (error := work.exception()) is not None:
-                    self._mourn(error)
+                    self._mourn(str(error))
             work.wait()
             return
         except EvenstepError:
