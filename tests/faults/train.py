@@ -153,6 +153,8 @@ def main() -> None:
         hold, num_epochs = Hold(session, args.out, args.epochs), 0
         for epoch in session.epochs(hold.num_epochs):
             for x, y in loader:
+                if session.samples // args.samples != epoch:
+                    raise AssertionError(f"epoch {epoch}, and {session.samples} samples are used")
                 faults.at("forward")
                 begun_s, batch = time.monotonic(), session.batch
                 optimizer.zero_grad()
@@ -175,6 +177,9 @@ def main() -> None:
                     steps.append((session.step, batch))
             num_epochs = epoch + 1
             faults.at("epoch")
+            if session.samples > (epoch + 1) * args.samples:  # it was a spare: others are further
+                logging.info("epoch %d was left, and the run is at step %d", epoch, session.step)
+                continue
             before = session.world
             there = float(session.sum(float(epoch + 1))) / (epoch + 1)  # not that of another epoch
             if not (there.is_integer() and session.world <= there <= max(before, session.world)):

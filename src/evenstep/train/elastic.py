@@ -56,7 +56,7 @@ class ElasticSession(Regrouping):
         super().__init__(where, settings, cap=cap, min_share=min_share, seed=seed, kind=kind)
         log.info("admitted to the run at %s as %s", where, self._member.worker)
         self._planned = 0  # the generation that the leader has passed on
-        self._late = False  # others had begun when it came, and it has not joined in a step yet
+        self._late = False  # others are further than its loop, and it has not joined in a step yet
         self._reported_by: Generation
         self._failed = False
         self._handled_before: Any = None
@@ -99,11 +99,11 @@ class ElasticSession(Regrouping):
         )
         self._late = self._regroup()
 
-    def settle(self) -> int:
+    def settle(self, *, may_rest: bool) -> int:
         """Before a batch: repeat a void step with whoever is left, or switch as was passed on."""
         self._member.check_place()  # one who trains alone never waits, and would not notice
         if self._lost or self._member.newest > self.generation:  # a step begun now would be void
-            self._regroup()
+            self._regroup(may_rest=may_rest)
         if self.void:
             self._undo.forget()
             assert self._reducer is not None
@@ -112,12 +112,16 @@ class ElasticSession(Regrouping):
         if self._planned and not self._batches_since_step:
             planned, self._planned = self._planned, 0
             if planned > self.generation:
-                self._regroup(planned)
+                self._regroup(planned, may_rest=may_rest)
         self._late = False
         every_s = self._member.control.welcome.checkpoint_every_s
         if self._saves and every_s and time.monotonic() - self._saved_s > every_s:
             self._save()
         return self.generation
+
+    def fall_behind(self) -> None:
+        """The others are in a later epoch: until this worker's loop is there, it is on its own."""
+        self._late = True
 
     def begin_fetch(self) -> None:
         """A batch is about to be taken."""
@@ -179,8 +183,8 @@ class ElasticSession(Regrouping):
     def _sum(self, values: torch.Tensor) -> torch.Tensor:
         if self._late:
             log.warning(
-                "a sum before the first batch, in a run that is at step %d: the others took theirs "
-                "before, and this one is of this worker's own value",
+                "a sum before this worker's first batch, in a run that is at step %d: the others "
+                "took theirs before, and this one is of this worker's own value",
                 self._next_step,
             )
             return values

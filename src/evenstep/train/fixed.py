@@ -72,9 +72,12 @@ class FixedSession(Session):
     def enter(self) -> None:
         """Nothing to do: a rank is in from the start."""
 
-    def settle(self) -> int:
+    def settle(self, *, may_rest: bool) -> int:
         """The roster never changes."""
         return self.generation
+
+    def fall_behind(self) -> None:
+        """Nobody does, without a spare."""
 
     def _meet(self, model: torch.nn.Module) -> None:
         check_models(self._meeting, model)

@@ -92,10 +92,13 @@ class Loader:
         self.leave()
         self._loops, self._was_left = self._loops + 1, False
         loop = self._loops
-        cut_for = 0
+        epoch, cut_for = self.epoch, 0
         batches: Iterator[Any] = iter(())
         while order.end(self.cursor, session.batch) > self.cursor:
-            generation = session.settle()
+            generation = session.settle(may_rest=True)
+            if self.epoch != epoch:  # it was a spare meanwhile: the script asks for the epoch anew
+                session.fall_behind()
+                return
             step, shares = session.step, session.shares_at(session.step)
             begin, end = self.cursor, order.end(self.cursor, sum(shares))
             if end == begin:
@@ -133,11 +136,10 @@ class Loader:
                 )
             self._end_step()
         next(batches, None)  # lets loader workers end as they like to
-        epoch = self.epoch  # the sum to come may bring the state of others who are through it
         # For whoever gets this state meanwhile: with a batch that has shrunk, what `drop_last`
         # leaves out might make a step again.
         self.cursor = order.length
-        session.end_epoch()
+        session.end_epoch()  # which may bring the state of others who are through it
         self.epoch, self.cursor = epoch + 1, 0
 
     @property

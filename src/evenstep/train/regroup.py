@@ -72,10 +72,11 @@ class Regrouping(Session):
         self._saved_s = time.monotonic()
         self._saved_step = -1
 
-    def _regroup(self, planned: int = 0) -> bool:
+    def _regroup(self, planned: int = 0, *, may_rest: bool = False) -> bool:
         """Into a newer generation, as often as it takes, with the state of the furthest of it.
 
-        Whether anyone of it had begun to train before.
+        Whether anyone of it had begun to train before. A spare waits here until it is called back,
+        if it `may_rest` at this point of the loop; otherwise it leaves.
         """
         if self.void:
             self._roll_back()  # the forward pass may have run on after the group was lost
@@ -85,7 +86,7 @@ class Regrouping(Session):
             if told.number == planned:
                 self._farewell(told)
             self._let_go()
-            if self._member.worker in told.spares:
+            if may_rest and self._member.worker in told.spares:
                 log.info("%s waits as a spare: %s", self._member.worker, told.reason)
                 self._member.rest(told)
                 self._at, planned = Position(), 0  # whatever it has will be old
@@ -94,7 +95,8 @@ class Regrouping(Session):
                 if self._member.worker == told.saves:
                     self._save_committed()
                 log.info("%s", leave_message(self._member.worker, self._next_step, told))
-                raise LeftError(LEFT if told.planned else EVICTED)
+                asked = told.planned or self._member.worker in told.spares
+                raise LeftError(LEFT if asked else EVICTED)
             try:
                 self._form(told)
                 had_begun = self._catch_up()

@@ -254,7 +254,7 @@ class Session(Stepping):
         was_step = self.void or self.is_done
         self._loader.leave()
         if was_step:
-            self.settle()
+            self.settle(may_rest=False)
         return True
 
     def _part_of(self, length: int) -> tuple[int, int]:

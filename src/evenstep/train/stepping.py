@@ -299,8 +299,15 @@ class Stepping(ABC):
         """Be part of a generation from here on."""
 
     @abstractmethod
-    def settle(self) -> int:
-        """Before each batch: whatever changes the roster happens here. The generation then."""
+    def settle(self, *, may_rest: bool) -> int:
+        """Before each batch: whatever changes the roster happens here. The generation then.
+
+        `may_rest`: whether this worker's loop can follow the others into another epoch from here.
+        """
+
+    @abstractmethod
+    def fall_behind(self) -> None:
+        """The loop has met a state of a later epoch than its own, and ends."""
 
     @abstractmethod
     def _orders(self) -> tuple[RankPlan | None, int]:
