@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 import evenstep
 from bench.workloads import WORKLOADS, Workload
 from evenstep.emulate import DeviceCurve, line_up, own_throttle
-from evenstep.train.loader import ShareSampler
-from evenstep.train.order import Order
+from evenstep.train.data.loader import ShareSampler
+from evenstep.train.data.order import Order
 
 Steps = Iterator[tuple[int, float]]
 """Samples of this rank and their mean loss, step by step."""

@@ -86,7 +86,7 @@ MUTANTS = [
         TRAIN + "position.py",
         "    furthest = max((row[1] for row in rows if row[0]), default=-1)",
         "    furthest = min((row[1] for row in rows if row[0]), default=-1)",
-        "tests/train/test_position.py",
+        "tests/train/roster/test_position.py",
     ),
     Mutant(
         TRAIN + "regroup.py",
@@ -98,7 +98,7 @@ MUTANTS = [
         TRAIN + "position.py",
         "    late = tuple(rank for rank in sources if rows[rank][2] < sums)",
         "    late = ()",
-        "tests/train/test_position.py",
+        "tests/train/roster/test_position.py",
     ),
     Mutant(
         TRAIN + "elastic.py",
@@ -148,7 +148,7 @@ MUTANTS = [
         TRAIN + "group.py",
         "                _abort_gloo(box[0], self.rank, self.world)",
         "                pass",
-        "tests/train/test_group.py -k aborts",
+        "tests/train/comm/test_group.py -k aborts",
     ),
     Mutant(
         TRAIN + "membership.py",
@@ -167,7 +167,7 @@ MUTANTS = [
         TRAIN + "checkpoint.py",
         "    whole = check == _check_sum(plan, tensors)",
         "    whole = True",
-        "tests/train/test_checkpoint.py",
+        "tests/train/recover/test_checkpoint.py",
     ),
     # Membership.
     Mutant(

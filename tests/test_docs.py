@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from evenstep.launch.local import LOOK_S
-from evenstep.train.checkpoint import Checkpoints
-from evenstep.train.state import State
+from evenstep.train.recover.checkpoint import Checkpoints
+from evenstep.train.recover.state import State
 from evenstep.types import StepReport
 
 ROOT = Path(__file__).parents[1]

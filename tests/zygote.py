@@ -32,8 +32,8 @@ from tests.tree import PYTHONPATH
 PRELOADED = (
     "torch._dynamo",  # what the first optimizer and the first synchronised BatchNorm import
     "evenstep.emulate",
-    "evenstep.train.elastic",
-    "evenstep.train.fixed",
+    "evenstep.train.roster.elastic",
+    "evenstep.train.roster.fixed",
 )
 LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 PR_SET_PDEATHSIG = 1

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from evenstep.launch.environment import Place
-from evenstep.train.fixed import FixedSession
+from evenstep.launch.environment import StaticRank
+from evenstep.train.roster.fixed import FixedSession
 from evenstep.train.session import Session
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def run_ranks(world: int, body: Callable[[Session], T], **settings: Any) -> list
     port = free_port()
 
     def one(rank: int) -> T:
-        place = Place(rank=rank, world=world, port=port, hosts_store=rank == 0)
+        place = StaticRank(rank=rank, world=world, port=port, hosts_store=rank == 0)
         with FixedSession(place, dict(settings), min_share=0) as session:
             return body(session)
 

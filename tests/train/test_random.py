@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.train import checkpoint
-from evenstep.train.guard import Undo, card_random, set_card_random
-from evenstep.train.regroup import Regrouping
+from evenstep.train.recover import checkpoint
+from evenstep.train.recover.undo import Undo, card_random, set_card_random
+from evenstep.train.roster.regroup import Regrouping
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 

@@ -18,10 +18,10 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import evenstep
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.launch.environment import Place, find
-from evenstep.train.loader import Loader
-from evenstep.train.meeting import ModelsDifferError, PeerFailedError
-from evenstep.train.memory import NothingFitsError, largest_share
+from evenstep.launch.environment import StaticRank, find
+from evenstep.train.comm.agreement import ModelsDifferError, PeerFailedError
+from evenstep.train.data.batch_size import NothingFitsError, largest_share
+from evenstep.train.data.loader import Loader
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks
 
@@ -337,7 +337,7 @@ def test_a_half_set_environment_is_refused(environment: dict[str, str], says: st
 
 
 def test_no_environment_is_alone() -> None:
-    assert find({}) == Place()
+    assert find({}) == StaticRank()
 
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])

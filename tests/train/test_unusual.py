@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from evenstep.errors import EvenstepError
-from evenstep.train import reduce
+from evenstep.train.reduce import reducer as reduce
 from evenstep.train.session import Session
-from evenstep.train.stepping import FORGOTTEN
+from evenstep.train.step import FORGOTTEN
 from tests.train.ranks import run_ranks
 from tests.train.test_exact import assert_exact
 from tests.train.test_loop import data, made, mse, result, sgd

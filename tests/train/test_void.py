@@ -12,11 +12,11 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from evenstep.launch.environment import Coordinator
-from evenstep.train.checkpoint import load
-from evenstep.train.elastic import ElasticSession
-from evenstep.train.group import PeerLostError
-from evenstep.train.membership import LeaseOverError
+from evenstep.launch.environment import CoordinatorAddress
+from evenstep.train.comm.group import PeerLostError
+from evenstep.train.recover.checkpoint import load
+from evenstep.train.roster.elastic import ElasticSession
+from evenstep.train.roster.membership import LeaseOverError
 from tests.coordinate.hosted import Hosted, hosted
 
 STEPS = 3  # of a batch of 4, before things happen
@@ -66,7 +66,7 @@ Body = Callable[[Training, torch.Tensor], None]
 
 def train(run: Hosted, body: Body, num_optimizers: int = 1) -> dict[str, torch.Tensor]:
     """Some steps, then `body` with the next batch; the state after the last committed step."""
-    where = Coordinator(host=run.name, port=run.port, token=run.token)
+    where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
     committed: dict[str, torch.Tensor] = {}
     with suppress(LeaseOverError), ElasticSession(where, {}) as session:
         training = Training(session, num_optimizers)
@@ -166,7 +166,7 @@ def test_the_last_checkpoint_is_of_the_last_step_whatever_the_script_does_then(
 ) -> None:
     """As one that loads its best weights for a test, or closes the session itself."""
     with hosted(tmp_path / "run") as run:
-        where = Coordinator(host=run.name, port=run.port, token=run.token)
+        where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
         with ElasticSession(where, {}) as session:
             training = Training(session)
             for _ in session.epochs(1):
@@ -196,7 +196,7 @@ def test_a_last_checkpoint_that_fails_does_not_fail_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with hosted(tmp_path / "run") as run:
-        where = Coordinator(host=run.name, port=run.port, token=run.token)
+        where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
         with ElasticSession(where, {}) as session:
             training = Training(session)
             session.enter()

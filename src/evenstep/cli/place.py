@@ -13,7 +13,7 @@ from evenstep.coordinate.ask import ask, ask_from
 from evenstep.coordinate.dial import EVERYWHERE, is_here, way_out
 from evenstep.coordinate.run import TLS_CA, read_addresses, read_token
 from evenstep.errors import ConfigError
-from evenstep.launch.environment import Coordinator, find_token, host_and_port
+from evenstep.launch.environment import CoordinatorAddress, find_token, host_and_port
 from evenstep.messages import Ask
 
 token_option = click.option(
@@ -23,7 +23,7 @@ token_option = click.option(
 )
 
 
-def locate(where: str, token_file: Path | None = None) -> Coordinator:
+def locate(where: str, token_file: Path | None = None) -> CoordinatorAddress:
     """The coordinator of a run, by the run's folder or its HOST:PORT, and the run's token."""
     folder, address, tls_ca = Path(where), where, os.environ.get("EVENSTEP_TLS_CA", "")
     if folder.is_dir():
@@ -35,7 +35,7 @@ def locate(where: str, token_file: Path | None = None) -> Coordinator:
     if found is None:
         raise ConfigError(where, "is neither the folder of a run nor HOST:PORT")
     host, port = found
-    return Coordinator(host=host, port=port, token=_token(token_file), tls_ca=tls_ca)
+    return CoordinatorAddress(host=host, port=port, token=_token(token_file), tls_ca=tls_ca)
 
 
 def _token(file: Path | None) -> str:
@@ -69,13 +69,15 @@ def _from_here(folder: Path) -> str:
         ) from None
 
 
-def question(there: Coordinator, what: str, *, num_workers: int = 0, worker: str = "") -> Any:
+def question(
+    there: CoordinatorAddress, what: str, *, num_workers: int = 0, worker: str = ""
+) -> Any:
     """What the coordinator tells when it is asked."""
     asked = Ask(proof="", what=what, num_workers=num_workers, worker=worker)
     return ask(there.host, there.port, there.token, asked, there.tls_ca)
 
 
-def own_address(there: Coordinator) -> str:
+def own_address(there: CoordinatorAddress) -> str:
     """Where the other workers of a run reach one of this machine; empty for its own loopback.
 
     Asks the coordinator, so that a wrong token is told by who finds it first.

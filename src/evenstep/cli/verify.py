@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from evenstep.train.verify import Script, ScriptFailedError, verify
+from evenstep.verify.run import Script, ScriptFailedError, verify
 
 WORDS = {True: "agree", False: "DIFFER", None: "unknown"}
 DIFFERENT, UNKNOWN = 1, 3

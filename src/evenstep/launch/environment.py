@@ -10,7 +10,7 @@ from evenstep.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class StaticRank:
     """A process's place in a fixed roster."""
 
     rank: int = 0
@@ -22,7 +22,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coordinator:
+class CoordinatorAddress:
     """Where the coordinator of an elastic run is, and what proves that one belongs to it."""
 
     host: str
@@ -36,19 +36,19 @@ class Coordinator:
         return f"{self.host}:{self.port}"
 
 
-def find(environment: Mapping[str, str]) -> Place | Coordinator:
+def find(environment: Mapping[str, str]) -> StaticRank | CoordinatorAddress:
     """The place that evenstep's or torchrun's variables tell of; without them, alone."""
     if "EVENSTEP_COORDINATOR" in environment:
         return _coordinator(environment)
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        return Place()
+        return StaticRank()
     rank, world = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
     if not 0 <= rank < world:
         raise ConfigError("RANK", f"must be below WORLD_SIZE, {world}: got {rank}", "environment")
     if "MASTER_ADDR" not in environment:
         raise ConfigError("MASTER_ADDR", "is missing; torchrun sets it", "environment")
     shared = environment.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
-    return Place(
+    return StaticRank(
         rank=rank,
         world=world,
         local_rank=_number(environment, "LOCAL_RANK", str(rank)),
@@ -58,7 +58,7 @@ def find(environment: Mapping[str, str]) -> Place | Coordinator:
     )
 
 
-def _coordinator(environment: Mapping[str, str]) -> Coordinator:
+def _coordinator(environment: Mapping[str, str]) -> CoordinatorAddress:
     told = environment["EVENSTEP_COORDINATOR"]
     found = host_and_port(told)
     if found is None:
@@ -66,7 +66,7 @@ def _coordinator(environment: Mapping[str, str]) -> Coordinator:
             "EVENSTEP_COORDINATOR", f'expected host:port, got "{told}"', "environment"
         )
     host, port = found
-    return Coordinator(
+    return CoordinatorAddress(
         host=host,
         port=port,
         token=find_token(environment),

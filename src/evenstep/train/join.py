@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from evenstep.errors import ConfigError
-from evenstep.launch.environment import Place, find
+from evenstep.launch.environment import StaticRank, find
 from evenstep.launch.logs import show_log_by_default
 from evenstep.strict import override, whole
-from evenstep.train.fixed import FixedSession
+from evenstep.train.roster.fixed import FixedSession
 from evenstep.train.session import Session
 
 
@@ -43,9 +43,9 @@ def join(
         "seed": whole("seed", seed),
         "kind": kind,
     }
-    if isinstance(where, Place):
+    if isinstance(where, StaticRank):
         return FixedSession(where, plain, journal=journal, **own)
-    from evenstep.train.elastic import ElasticSession
+    from evenstep.train.roster.elastic import ElasticSession
 
     show_log_by_default()
     return ElasticSession(where, plain, **own)

@@ -15,16 +15,16 @@ from evenstep.config import BatchSettings
 from evenstep.decide.learning import global_batch
 from evenstep.errors import ConfigError
 from evenstep.strict import whole
-from evenstep.train import norm
-from evenstep.train.evaluation import PartSampler
-from evenstep.train.facts import facts_of, settings_of
-from evenstep.train.group import await_closed
-from evenstep.train.loader import Loader, Weight, check_dataset
-from evenstep.train.meter import Meter
-from evenstep.train.order import cut
-from evenstep.train.probe import Finished
-from evenstep.train.reduce import Reducer
-from evenstep.train.stepping import Stepping
+from evenstep.train.comm.group import await_closed
+from evenstep.train.data.evaluation import PartSampler
+from evenstep.train.data.loader import Loader, Weight, check_dataset
+from evenstep.train.data.order import cut
+from evenstep.train.measure.meter import Meter
+from evenstep.train.reduce import batch_norm as norm
+from evenstep.train.reduce.reducer import Reducer
+from evenstep.train.roster.worker_info import facts_of, settings_of
+from evenstep.train.step import Stepping
+from evenstep.verify.probe import Finished
 
 CLOSE_S = 15.0  # for process groups to be destroyed; on a busy host even milliseconds take long
 

@@ -1,0 +1,157 @@
+"""The learning rate as the global batch grows: in force for a step, and in nobody's way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep.train.data.loader import Weight
+from evenstep.train.measure.lr_scale import Rate
+from evenstep.train.session import Session
+from tests.train.ranks import run_ranks
+from tests.train.test_loop import data, made, mse, result
+
+
+def moved(rate: Rate, step: int, lr: float = 0.5) -> float:
+    """By how much one step of SGD moves a weight whose gradient is 1."""
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=lr)
+    rate.attach(optimizer)
+    weight.grad = torch.ones(1)
+    rate.begin_step(step)
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == lr
+    return -weight.item()
+
+
+def test_a_factor_counts_in_steps_and_not_in_the_users_rate() -> None:
+    rate = Rate()
+    assert moved(rate, 3) == 0.5
+    rate.aim(4, 3.0)
+    assert [moved(rate, step) for step in (3, 4, 5)] == [0.5, 1.5, 1.5]
+
+
+def test_warming_up_goes_in_even_steps_from_where_it_was() -> None:
+    rate = Rate()
+    rate.aim(0, 2.0)
+    rate.aim(10, 4.0, over_steps=4)
+    assert [rate.at(step) for step in (9, 10, 11, 12, 13, 14)] == [2.0, 2.5, 3.0, 3.5, 4.0, 4.0]
+    rate.aim(12, 1.0, over_steps=2)  # before it got there
+    assert [rate.at(step) for step in (12, 13)] == [2.25, 1.0]
+
+
+def test_a_new_aim_keeps_what_is_left_of_warming_up() -> None:
+    rate = Rate()
+    rate.aim(0, 3.0, over_steps=10)
+    rate.aim(4, 3.5, rate.steps_left(4))
+    assert rate.at(4) == pytest.approx(rate.at(3) + (3.5 - rate.at(3)) / 6)
+    assert (rate.at(8) < 3.5, rate.at(9)) == (True, 3.5)
+    assert rate.steps_left(10) == 0
+
+
+def test_a_worker_that_joins_goes_on_with_it() -> None:
+    rate, joiner = Rate(), Rate()
+    rate.aim(5, 4.0, over_steps=10)
+    joiner.load_state_dict(rate.state_dict())
+    assert [joiner.at(step) for step in range(20)] == [rate.at(step) for step in range(20)]
+
+
+def test_a_rate_that_is_a_tensor_is_not_changed_in_place() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    lr = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([weight], lr=lr)
+    rate = Rate()
+    rate.attach(optimizer)
+    rate.aim(0, 2.0)
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    assert (-weight.item(), float(lr)) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("linear", 3.0), ("sqrt", 3**0.5), ("none", 1.0)])
+def test_a_batch_of_so_much_for_each_worker(rule: str, factor: float) -> None:
+    """Three workers of eight samples each are one worker of 24 with the rate that follows."""
+
+    def trained(session: Session, lr: float, **batch: Any) -> list[torch.Tensor]:
+        net = made()
+        net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=lr))
+        loader = session.loader(data(), **batch)
+        assert (session.batch, len(loader)) == (24, 2)
+        for _ in session.epochs(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                mse(net(x), y).backward()
+                optimizer.step()
+            assert session.samples % 48 == 0
+        return result(net)
+
+    (expected,) = run_ranks(1, lambda session: trained(session, 0.1 * factor, batch=24))
+
+    def body(session: Session) -> list[torch.Tensor]:
+        return trained(session, 0.1, per_worker=8, limit=24)
+
+    for ends in run_ranks(3, body, batch={"lr_rule": rule}):
+        for mine, theirs in zip(ends, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("weight", [None, lambda batch: 512.0 * len(batch[0])])
+def test_norms_for_the_gradients_noise_are_those_of_the_means(weight: Weight | None) -> None:
+    """Each worker's own mean gradient, and that of the whole batch."""
+
+    def body(session: Session) -> tuple[int, float, float, float]:
+        net = made()
+        net, _ = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        loader = session.loader(data(), per_worker=8, limit=24, weight=weight)
+        for _ in session.epochs(1):
+            for x, y in loader:
+                own = made()
+                mse(own(x), y).backward()
+                norm = sum(float((p.grad**2).sum()) for p in own.parameters() if p.grad is not None)
+                mse(net(x), y).backward()
+                whole = sum(
+                    float((p.grad**2).sum()) for p in net.parameters() if p.grad is not None
+                )
+                assert session._squared_norm() == pytest.approx(whole, rel=1e-6)
+                return session.counted, norm, session._squared_norm(own=True), whole
+        raise AssertionError("no step")
+
+    for counted, norm, told, _ in run_ranks(3, body, batch={"lr_rule": "adascale"}):
+        assert counted > 0
+        assert told == pytest.approx(norm, rel=1e-6)
+
+
+def test_after_the_session_an_optimizer_steps_by_the_users_own_rate() -> None:
+    def body(session: Session) -> tuple[nn.Module, torch.optim.Optimizer]:
+        net = nn.Linear(6, 1, dtype=torch.float64)
+        net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.5))
+        for x, y in session.loader(data(), per_worker=8, limit=24):
+            mse(net(x), y).backward()
+            optimizer.step()
+        return net, optimizer
+
+    for net, optimizer in run_ranks(3, body, batch={"lr_rule": "linear"}):
+        weight = net.get_parameter("bias")
+        before, weight.grad = weight.detach().clone(), torch.ones(1, dtype=torch.float64)
+        optimizer.step()
+        assert float(before - weight.detach()) == pytest.approx(0.5)
+
+
+def test_a_rate_that_a_failed_step_left_multiplied_is_the_users_again_after_the_session() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    rate = Rate()
+    detach = rate.attach(optimizer)
+    rate.aim(0, 3.0)
+
+    def fail() -> float:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(fail)
+    assert optimizer.param_groups[0]["lr"] == 1.5
+    detach()
+    assert optimizer.param_groups[0]["lr"] == 0.5

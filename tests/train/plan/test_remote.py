@@ -1,0 +1,110 @@
+"""The leader tells the coordinator of all its steps, but not with a message for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep.messages import Generation, Stepped
+from evenstep.pace import FRESH_STEPS, PART, SAVED_S
+from evenstep.train.plan.remote import TELLING_S, Reporter
+from evenstep.train.reduce.pulse import Report
+
+STEP_S, SHARE = 0.01, 32
+
+
+class Run:
+    """A leader of two, with a clock of its own; what it told is in `told`."""
+
+    def __init__(self) -> None:
+        self.now_s, self.step, self.told = 0.0, 0, list[Stepped]()
+        self.reporter = Reporter(self.told.append, lambda: self.now_s)
+
+    def train(self, number: int, steps: Sequence[Sequence[float]]) -> None:
+        """Steps of a generation that has just begun."""
+        by = Generation(
+            number=number,
+            roster=("a", "b"),
+            shares=(SHARE, SHARE),
+            reason="",
+            planned=True,
+        )
+        self.reporter.look_closely()
+        for both in steps:
+            self.now_s += STEP_S
+            reports = [
+                Report(
+                    samples=SHARE,
+                    compute_s=compute_s,
+                    wait_s=STEP_S - compute_s,
+                    free_cpu=1.0,
+                    free_memory=1.0,
+                    weight=float(SHARE),
+                )
+                for compute_s in both
+            ]
+            self.reporter.step(by, self.step, STEP_S, reports, 0.0, position=0)
+            self.step += 1
+
+
+EVEN = (STEP_S, STEP_S)
+UNEVEN = (STEP_S, 0.3 * STEP_S)
+
+
+def test_calm_steps_are_told_together() -> None:
+    run = Run()
+    run.train(1, [EVEN] * 1000)
+    assert len(run.told) < 1000 * STEP_S * PART / TELLING_S + FRESH_STEPS
+    assert [m.step for m in run.told[:FRESH_STEPS]] == list(range(FRESH_STEPS))
+    last = run.told[-1]
+    assert sum(1 + m.quiet.num for m in run.told) == last.step + 1
+    assert last.quiet.seconds > 0
+    assert last.quiet.samples == 2 * SHARE * last.quiet.num
+
+
+def test_a_change_is_told_at_once() -> None:
+    run = Run()
+    run.train(1, [EVEN] * 200)
+    run.train(2, [EVEN] * 200)
+    first = next(m for m in run.told if m.generation == 2)
+    assert first.step == 200
+    assert first.quiet.num == 0  # those before were not of this roster, but their samples count
+    assert sum(2 * SHARE + m.quiet.samples for m in run.told[: run.told.index(first) + 1]) == (
+        2 * SHARE * 201
+    )
+    run.told.clear()
+    run.train(2, [EVEN] * 100 + [UNEVEN] * 10)
+    assert {400 + 100 + i for i in range(FRESH_STEPS)} <= {m.step for m in run.told}
+
+
+def test_a_calm_step_is_told_with_the_mean_of_those_since_the_last_a_new_one_by_itself() -> None:
+    run = Run()
+    noise = [(STEP_S, STEP_S * (0.99 + 0.0001 * (i % 100))) for i in range(500)]
+    run.train(1, [*noise, UNEVEN])
+    for message in run.told[FRESH_STEPS:-1]:
+        since = noise[message.step - message.quiet.num : message.step + 1]
+        means = [fmean(column) for column in zip(*since, strict=True)]
+        assert [r.compute_s for r in message.reports] == pytest.approx(means)
+    assert max(m.quiet.num for m in run.told) > 10
+    last = run.told[-1]
+    assert (last.step, [r.compute_s for r in last.reports]) == (500, list(UNEVEN))
+
+
+times = st.sampled_from([EVEN, UNEVEN, (0.5 * STEP_S, STEP_S)])
+
+
+@given(st.lists(st.lists(times, max_size=200), max_size=8))
+def test_no_step_is_told_twice_or_forgotten_and_messages_stay_few(
+    history: list[list[tuple[float, float]]],
+) -> None:
+    run = Run()
+    for number, steps in enumerate(history):
+        run.train(number, steps)
+    told = sum(2 * SHARE + m.quiet.samples for m in run.told)
+    if run.told:
+        assert told == 2 * SHARE * (run.told[-1].step + 1)
+    assert len(run.told) <= (SAVED_S + PART * run.now_s) / TELLING_S + 1

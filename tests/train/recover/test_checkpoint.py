@@ -1,0 +1,462 @@
+"""Checkpoints on a real disk, against real kills and real damage."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import evenstep
+from evenstep.errors import ConfigError
+from evenstep.train.recover.checkpoint import CheckpointError, Checkpoints, load
+from evenstep.train.recover.state import State
+
+DEADLINE_S = 600.0
+
+
+class Everything:
+    """All kinds of values that a state may hold."""
+
+    def __init__(self) -> None:
+        self.held: Any = {
+            "counter": Counter({3: 2}),
+            "ordered": OrderedDict(b=1, a=torch.arange(3)),
+            "set": {"x"},
+            "nested": [(1, 2.5), [None, True, b"\x00\xff", 2**100]],
+            "kinds": (torch.Size([2, 3]), torch.bfloat16, torch.device("cpu")),
+            "odd": [float("inf"), torch.zeros(0, 2), torch.tensor(3.5), torch.ones(6)[::5]],
+            0: torch.ones(3, dtype=torch.bfloat16),
+            "turned": torch.arange(6.0).view(2, 3).t(),
+        }
+
+    def state_dict(self) -> Any:
+        return self.held
+
+    def load_state_dict(self, state: Any) -> None:
+        self.held = state
+
+
+def worker(value: float = 0.0, width: int = 8) -> State:
+    net = nn.Linear(width, width)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(1, width)).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        for param in net.parameters():
+            param.fill_(value)
+            optimizer.state[param]["exp_avg"].fill_(value)
+    return State({"net": net}, {"optimizer": optimizer}, {"step": int(value), "generation": 3})
+
+
+def value(state: State) -> float:
+    """The one number that all of a worker's tensors hold, if it is whole."""
+    net = state.models["net"]
+    optimizer: Any = state.things["optimizer"]
+    found = {float(x) for p in net.parameters() for x in p.detach().flatten()}
+    found |= {float(x) for p in net.parameters() for x in optimizer.state[p]["exp_avg"].flatten()}
+    assert len(found) == 1
+    assert state.plain["step"] == found.copy().pop()
+    return found.pop()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def save(folder: Path, *steps: int, keep: int = 3) -> Checkpoints:
+    checkpoints = Checkpoints(folder, keep)
+    for step in steps:
+        checkpoints.save(step, worker(step))
+        checkpoints.close()
+    return checkpoints
+
+
+@pytest.fixture
+def pages(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING, "evenstep")
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "evenstep"]
+
+
+def test_what_was_saved_is_gone_on_from(tmp_path: Path) -> None:
+    found = save(tmp_path / "new" / "folder", 7).newest()
+    assert found is not None
+    assert (found.path.name, found.step) == ("step-00000007.pt", 7)
+    other = worker(1)
+    params = [(p, p.data_ptr()) for p in other.models["net"].parameters()]
+    other.apply(found.tree)
+    assert value(other) == 7
+    assert other.plain == {"step": 7, "generation": 3}
+    assert params == [(p, p.data_ptr()) for p in other.models["net"].parameters()]
+
+
+def test_all_kinds_of_values_survive_and_torch_alone_can_read_them(tmp_path: Path) -> None:
+    one, other = Everything(), Everything()
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, State({}, {"all": one}, {}))
+    checkpoints.close()
+    found = checkpoints.newest()
+    assert found is not None
+    other.held = None
+    State({}, {"all": other}, {}).apply(found.tree)
+    assert str(other.held) == str(one.held)
+    assert isinstance(other.held["counter"], Counter)
+    assert other.held["turned"].stride() == one.held["turned"].stride()
+    plain = torch.load(found.path, weights_only=True)
+    assert (plain["step"], plain["evenstep"]) == (1, evenstep.__version__)
+    assert str(plain["state"]["things"]["all"]) == str(one.held)
+
+
+def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
+    state, checkpoints = worker(1), Checkpoints(tmp_path, keep=9)
+    for step in range(1, 5):
+        for tensor in state.take_apart()[1]:
+            tensor.fill_(step)
+        state.plain = {"step": step}
+        checkpoints.save(step, state)
+        for tensor in state.take_apart()[1]:
+            tensor.fill_(-1)
+        checkpoints.close()
+    for step in range(1, 5):
+        state.apply(load(tmp_path / f"step-{step:08}.pt").tree)
+        assert value(state) == step
+
+
+def test_whoever_saves_next_knows_how_old_the_newest_is(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.age_s() == math.inf
+    for step, age_s in ((10, 5.0), (20, 300.0)):
+        path = tmp_path / f"step-{step:08}.pt"
+        path.touch()
+        os.utime(path, times=(path.stat().st_mtime - age_s,) * 2)
+    assert checkpoints.age_s() == pytest.approx(300.0, abs=60.0)
+
+
+def test_the_newest_are_kept_by_count(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    found = save(tmp_path, 1, 5, 20, 99_999_999, 100_000_000, keep=2).newest()
+    assert found is not None
+    assert found.step == 100_000_000
+    assert names(tmp_path) == ["notes.txt", "step-100000000.pt", "step-99999999.pt"]
+
+
+def test_what_the_state_keeps_does_not_hang_on_the_file(tmp_path: Path) -> None:
+    checkpoints, other = save(tmp_path, 4), worker(1)
+    found = checkpoints.newest()
+    assert found is not None
+    other.apply(found.tree)
+    path = found.path
+    del found
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    assert value(other) == 4
+
+
+def test_a_file_gets_its_name_when_it_is_on_the_disk_and_then_the_name_is_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, sync = [], os.fsync
+
+    def watch(file: int) -> None:
+        sync(file)
+        seen.append((Path(os.readlink(f"/proc/self/fd/{file}")).name, names(tmp_path)))
+
+    monkeypatch.setattr(os, "fsync", watch)
+    save(tmp_path, 1)
+    part, whole = f"step-00000001.{os.getpid()}.part", "step-00000001.pt"
+    assert seen == [(part, [part]), (tmp_path.name, [whole])]
+
+
+# Never in the way of training.
+
+
+class Held:
+    """Writing stops here until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go = threading.Semaphore(0), threading.Semaphore(0)
+        self.written: list[int] = []
+        write = torch.save
+
+        def slow(content: dict[str, Any], file: Any) -> None:
+            self.begun.release()
+            assert self.go.acquire(timeout=DEADLINE_S)
+            self.written.append(content["step"])
+            write(content, file)
+
+        monkeypatch.setattr(torch, "save", slow)
+
+
+def test_one_that_waits_is_replaced_by_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, checkpoints = Held(monkeypatch), Checkpoints(tmp_path)
+    checkpoints.save(1, worker(1))
+    assert held.begun.acquire(timeout=DEADLINE_S)
+    for step in (2, 3, 4):
+        checkpoints.save(step, worker(step))
+    assert names(tmp_path) == [f"step-00000001.{os.getpid()}.part"]
+    assert checkpoints.newest() is None
+    held.go.release(2)
+    checkpoints.close()
+    assert held.written == [1, 4]
+    state = worker()
+    for step in (1, 4):
+        state.apply(load(tmp_path / f"step-{step:08}.pt").tree)
+        assert value(state) == step
+
+
+def test_a_folder_that_cannot_be_written_is_logged_once(
+    tmp_path: Path, pages: Callable[[], list[str]]
+) -> None:
+    (tmp_path / "file").write_text("")
+    checkpoints = save(tmp_path / "file" / "folder", 1, 2, 3)
+    assert checkpoints.newest() is None
+    (said,) = pages()
+    assert said.startswith("checkpoint of step 1 not written: NotADirectoryError")
+
+
+FILLS = """
+import logging, resource, signal, sys
+from pathlib import Path
+from tests.train.recover.test_checkpoint import names, worker
+from evenstep.train.recover.checkpoint import Checkpoints
+
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder = Path(sys.argv[1])
+checkpoints = Checkpoints(folder)
+def save(step, room):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+    checkpoints.save(step, worker(step, width=200))
+    checkpoints.close()
+    print(names(folder))
+save(1, 10**9)
+save(2, 10**5)
+save(3, 10**5)
+save(4, 10**9)
+save(5, 10**5)
+"""
+
+
+def run(script: str, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_a_full_disk_is_logged_once_and_training_goes_on(tmp_path: Path) -> None:
+    told, _ = run(FILLS, str(tmp_path)).communicate(timeout=DEADLINE_S)
+    one, four = "step-00000001.pt", "step-00000004.pt"
+    first, failed, second, third, fourth, again, fifth = told.splitlines()
+    assert first == second == third == str([one])
+    assert fourth == fifth == str([one, four])
+    assert failed.startswith("checkpoint of step 2 not written: ")
+    assert "File too large" in failed
+    assert again.startswith("checkpoint of step 5 not written: ")
+
+
+# Damage.
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flip_a_parameter(path: Path) -> None:
+    flip(path, torch.full((4,), 2.0).numpy().tobytes())
+
+
+def flip_a_number(path: Path) -> None:
+    flip(path, b"generationq")
+
+
+def flip(path: Path, found: bytes) -> None:
+    """Another byte after some that are in the file."""
+    content = bytearray(path.read_bytes())
+    at = content.index(found) + len(found)
+    content[at + 1] ^= 1
+    path.write_bytes(content)
+
+
+def replace(path: Path) -> None:
+    torch.save({"some": "thing"}, path)
+
+
+class Evil:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.folder,)
+
+
+def bring_code(path: Path) -> None:
+    content = torch.load(path, weights_only=True)
+    torch.save(content | {"more": Evil(path.parent / "evil")}, path)
+
+
+@pytest.mark.parametrize(
+    "damage", [cut_off, empty, flip_a_parameter, flip_a_number, replace, bring_code, Path.unlink]
+)
+def test_a_damaged_one_is_named_and_the_one_before_taken(
+    tmp_path: Path, damage: Callable[[Path], None], pages: Callable[[], list[str]]
+) -> None:
+    checkpoints = save(tmp_path, 1, 2)
+    damage(tmp_path / "step-00000002.pt")
+    found = checkpoints.newest()
+    assert found is not None
+    state = worker()
+    state.apply(found.tree)
+    assert value(state) == 1
+    assert [("step-00000002.pt" in said) for said in pages()] == [True] * (
+        damage is not Path.unlink
+    )
+
+
+def test_a_run_that_went_back_keeps_what_it_saves(tmp_path: Path) -> None:
+    save(tmp_path, 8, 9)
+    for name in names(tmp_path):
+        cut_off(tmp_path / name)
+    checkpoints = save(tmp_path, 1, 2, 3, keep=2)
+    found = checkpoints.newest()
+    assert found is not None
+    assert found.step == 3
+    save(tmp_path, 9, 10, keep=2)
+    assert names(tmp_path) == ["step-00000009.pt", "step-00000010.pt"]
+
+
+def test_another_format_is_refused_rather_than_passed_over(tmp_path: Path) -> None:
+    checkpoints = save(tmp_path, 1)
+    content = torch.load(tmp_path / "step-00000001.pt", weights_only=True)
+    torch.save(content | {"format": 2}, tmp_path / "step-00000002.pt")
+    with pytest.raises(ConfigError, match=r"step-00000002.pt: is of format 2; .* reads 1"):
+        checkpoints.newest()
+
+
+def test_one_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"step-00000003.pt: cannot be read"):
+        load(tmp_path / "step-00000003.pt")
+
+
+def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    found = save(tmp_path, 1).newest()
+    assert found is not None
+    other = worker(5, width=9)
+    with pytest.raises(ConfigError, match=r"net.weight: is \(9, 9\) float32 here, \(8, 8\)"):
+        other.apply(found.tree)
+    assert value(other) == 5
+    assert not other.torn
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own imports
+def test_a_model_may_be_compiled_or_not(tmp_path: Path) -> None:
+    found = save(tmp_path, 1).newest()
+    assert found is not None
+    net: Any = torch.compile(nn.Linear(8, 8))
+    State({"net": net}, {"optimizer": torch.optim.Adam(net.parameters())}, {}).apply(found.tree)
+    assert all(param.eq(1).all() for param in net.parameters())
+
+
+def test_another_optimizer_is_refused_by_name(tmp_path: Path) -> None:
+    found = save(tmp_path, 1).newest()
+    assert found is not None
+    net = nn.Linear(8, 8)
+    groups = [{"params": [p]} for p in net.parameters()]
+    other = State({"net": net}, {"optimizer": torch.optim.Adam(groups)}, {})
+    with pytest.raises(ConfigError, match="optimizer: does not take the run's state"):
+        other.apply(found.tree)
+
+
+# kill -9.
+
+SAVES = """
+import sys
+from itertools import count
+from pathlib import Path
+from tests.train.recover.test_checkpoint import worker
+from evenstep.train.recover.checkpoint import Checkpoints
+
+checkpoints = Checkpoints(Path(sys.argv[1]))
+for step in count(1):
+    checkpoints.save(step, worker(step, width=1000))
+    checkpoints.close()
+"""
+
+
+@pytest.fixture
+def saving(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = run(SAVES, str(tmp_path))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=DEADLINE_S)
+
+
+@pytest.mark.long
+def test_kill_9_while_writing_leaves_the_older_ones_whole(
+    tmp_path: Path, saving: subprocess.Popen[str]
+) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while True:
+        found = names(tmp_path)
+        # Stopped first, to see that it is in the midst of writing.
+        if len(found) == 3 and found[-1].endswith(".part"):
+            saving.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, saving.pid, os.WSTOPPED)
+            found = names(tmp_path)
+            if found[-1].endswith(".part") and len(found) == 3:
+                break
+            saving.send_signal(signal.SIGCONT)
+        assert saving.poll() is None
+        assert time.monotonic() < until_s
+    saving.kill()
+    saving.wait(DEADLINE_S)
+    assert names(tmp_path) == found
+
+    checkpoints = Checkpoints(tmp_path)
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest.path.name == found[1]
+    state = worker(0, width=1000)
+    state.apply(newest.tree)
+    assert value(state) == newest.step
+    assert names(tmp_path) == found  # whoever only reads leaves alone what another may be writing
+    checkpoints.save(newest.step + 1, worker(newest.step + 1))
+    checkpoints.close()
+    assert names(tmp_path) == [*found[:2], f"step-{newest.step + 1:08}.pt"]
+
+
+def test_a_process_that_ends_lets_the_last_one_be_written(tmp_path: Path) -> None:
+    script = SAVES.replace("count(1)", "[1]").replace("    checkpoints.close()\n", "")
+    told, _ = run(script, str(tmp_path)).communicate(timeout=DEADLINE_S)
+    assert told == ""
+    assert names(tmp_path) == ["step-00000001.pt"]
+
+
+def test_none_is_kept_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least 1 must be kept"):
+        Checkpoints(tmp_path, keep=0)

@@ -1,0 +1,280 @@
+"""A worker's own process in an elastic run, before its first step."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch.optim import lr_scheduler
+
+import evenstep
+from evenstep.errors import ConfigError
+from evenstep.launch.environment import CoordinatorAddress
+from evenstep.messages import Generation
+from evenstep.train.comm.group import PeerLostError
+from evenstep.train.roster.elastic import ElasticSession
+from evenstep.train.roster.membership import LeftError
+from evenstep.train.roster.regroup import leave_message
+from tests.coordinate.hosted import Hosted, hosted
+from tests.launch.unconfigured import unconfigured
+
+WAIT_S = 600.0
+threaded = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # and forks
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Hosted]:
+    with hosted(tmp_path / "run") as there:
+        yield there
+
+
+def join(run: Hosted) -> closing[ElasticSession]:
+    return closing(
+        ElasticSession(CoordinatorAddress(host=run.name, port=run.port, token=run.token), {})
+    )
+
+
+def go_on(up: Any) -> None:
+    up.set()
+    while True:
+        time.sleep(0.01)
+
+
+def asked_to_end() -> int | None:
+    """The exit code of a forked process that is sent SIGTERM; None: it goes on."""
+    fork = multiprocessing.get_context("fork")
+    up = fork.Event()
+    process = fork.Process(target=go_on, args=(up,))
+    process.start()
+    try:
+        assert up.wait(WAIT_S)
+        process.terminate()
+        process.join(WAIT_S)
+        return process.exitcode
+    finally:
+        process.kill()
+        process.join()
+
+
+@threaded
+def test_a_process_that_a_worker_forks_ends_when_it_is_asked_to(run: Hosted) -> None:
+    with join(run):
+        assert asked_to_end() == -signal.SIGTERM
+
+
+@threaded
+def test_a_forked_process_ends_as_the_script_has_it(run: Hosted) -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    try:
+        with join(run):
+            assert asked_to_end() == 7
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+Make = Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]
+
+
+def step_lr(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.StepLR(optimizer, 1)
+
+
+def chained(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.ChainedScheduler([step_lr(optimizer), step_lr(optimizer)])
+
+
+def sequential(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    both = [step_lr(optimizer), step_lr(optimizer)]
+    return lr_scheduler.SequentialLR(optimizer, both, milestones=[3])
+
+
+@pytest.mark.parametrize("make", [step_lr, chained, sequential])
+@pytest.mark.parametrize("how", ["not", "prepare", "register"])
+def test_a_scheduler_that_the_run_was_not_given_is_refused(
+    run: Hosted, make: Make, how: str
+) -> None:
+    with join(run) as session:
+        model = torch.nn.Linear(2, 1)
+        optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+        schedule = make(optimizer)
+        session.prepare(model, optimizer, other, *([schedule] if how == "prepare" else []))
+        if how == "register":
+            session.register("schedule", schedule)
+        session.loader(torch.utils.data.TensorDataset(torch.zeros(8, 2)), batch=4)
+        if how == "not":
+            told = r"that of SGD is not known to the run: .* session.prepare\(model, optimizer, sch"
+            with pytest.raises(ConfigError, match=told):
+                session.enter()
+        else:
+            session.enter()
+            assert session.generation == 1
+
+
+def test_a_heartbeat_tells_steps_from_what_the_script_does_between_them(run: Hosted) -> None:
+    with join(run) as session:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session.prepare(model, optimizer)
+        loader = session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+        told = []
+        for (x,) in loader:
+            told.append(session._member.control._progress().apart)
+            model(x).mean().backward()
+            told.append(session._member.control._progress().apart)
+            optimizer.step()
+        told.append(session._member.control._progress().apart)
+    assert told == [False, True, False, True, True]
+
+
+@unconfigured()
+def test_a_worker_says_when_it_joins_and_when_and_why_it_leaves(
+    run: Hosted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("COORDINATOR", run.address), ("TOKEN", run.token), ("WORKER", "w7")):
+        monkeypatch.setenv(f"EVENSTEP_{name}", value)
+    with evenstep.join() as session:
+        model = torch.nn.Linear(2, 1)
+        session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+        session.enter()
+    printed = capsys.readouterr().err.splitlines()
+    said = [line.partition(" evenstep: ")[2] for line in printed]  # the coordinator's, too
+    assert f"admitted to the run at {run.address} as w7" in said
+    (joined,) = (line for line in said if line.startswith("w7 is rank"))
+    assert joined.startswith("w7 is rank 0 of 1 in generation 1, at step 0 after ")
+    assert joined.endswith("; w7 joined")
+    assert "w7 leaves the run at step 0: trained to the end" in said
+
+
+def test_a_worker_that_leaves_says_whether_it_was_asked_to() -> None:
+    others = Generation(
+        number=3,
+        roster=("w0",),
+        shares=(8,),
+        planned=True,
+        saves="w0",
+        address="127.0.0.1",
+        port=1,
+        reason="w1 left: SIGTERM",
+    )
+    asked = "w1 leaves the run at step 9, as asked: w1 left: SIGTERM"
+    assert leave_message("w1", 9, others) == asked
+    lost = replace(others, planned=False, reason="w1 lost: not heard of for 30 s")
+    evicted = "w1 is evicted at step 9: w1 lost: not heard of for 30 s"
+    assert leave_message("w1", 9, lost) == evicted
+    end = replace(others, roster=(), shares=(), reason="SIGINT")
+    stops = "w1 leaves the run at step 9: the run is stopping (SIGINT)"
+    assert leave_message("w1", 9, end) == stops
+
+
+def test_the_leader_tells_of_local_batch_normalisation_once_there_are_several_workers(
+    run: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    def one(num_workers: int) -> int:
+        where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
+        with ElasticSession(where, {"workers": {"min": num_workers}}) as session:
+            session.prepare(torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)))
+            session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+            session.enter()
+            return session.world
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(one, [2, 2])) == [2, 2]
+    (told,) = (m for m in caplog.messages if "BatchNorm" in m)
+    assert "sync_batchnorm=True" in told
+
+
+def test_one_worker_alone_hears_nothing_of_batch_normalisation(
+    run: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    with join(run) as session:
+        session.prepare(torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)))
+        session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+        session.enter()
+    assert "BatchNorm" not in caplog.text
+
+
+def test_after_a_session_that_ends_in_a_void_step_optimizers_and_schedulers_are_ordinary(
+    run: Hosted,
+) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer, bare = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    schedule = lr_scheduler.StepLR(optimizer, 1)
+    before = optimizer.__dict__["step"]
+    with join(run) as session:
+        session.prepare(model, optimizer, bare, schedule)
+        loader = session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+        for (x,) in loader:
+            model(x).mean().backward()
+            session._gone(PeerLostError("a worker was lost"))
+            optimizer.step()
+            schedule.step()
+            break
+        assert session.void
+        assert schedule.last_epoch == 0
+    assert type(schedule) is lr_scheduler.StepLR
+    assert optimizer.__dict__["step"] == before
+    assert "step" not in bare.__dict__
+    was = model.weight.detach().clone()
+    model.weight.grad = torch.ones(1, 2)
+    optimizer.step()
+    schedule.step()
+    assert schedule.last_epoch == 1
+    assert not torch.equal(model.weight, was)
+
+
+def test_a_worker_that_leaves_keeps_its_priority(run: Hosted) -> None:
+    """With less of it, a worker takes minutes to leave a host that is busy with other work."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
+    with pytest.raises(LeftError) as left, ElasticSession(where, {}) as session:
+        train_until_stopped(run, session)
+    assert left.value.code == 0
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def train_until_stopped(run: Hosted, session: ElasticSession) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.prepare(model, optimizer)
+    loader = session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+    for epoch in session.epochs(1_000_000):
+        for (x,) in loader:
+            model(x).mean().backward()
+            optimizer.step()
+        if epoch == 0:
+            run.ask("stop")
+
+
+@pytest.mark.parametrize(("enabled", "given"), [(True, False), (True, True), (False, False)])
+def test_a_scaler_that_the_run_was_not_given_is_refused(
+    run: Hosted, enabled: bool, given: bool
+) -> None:
+    with join(run) as session:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        session.prepare(model, optimizer, *([scaler] if given else []))
+        loader = session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
+        for (x,) in loader:
+            scaler.scale(model(x).mean()).backward()
+            if given or not enabled:
+                scaler.step(optimizer)
+                scaler.update()
+                continue
+            told = (
+                r"this GradScaler was not passed to session.prepare: .*\(model, optimizer, scaler\)"
+            )
+            with pytest.raises(ConfigError, match=told):
+                scaler.step(optimizer)
+            break

@@ -1,0 +1,187 @@
+"""Scripts with and without a fault under verification, their workers as threads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from evenstep.errors import EvenstepError
+from evenstep.train.session import Session
+from evenstep.verify.compare import Finding
+from evenstep.verify.probe import Finished
+from evenstep.verify.records import VARIABLE, Task
+from evenstep.verify.run import verify
+from tests.train.ranks import run_ranks
+
+Script = Callable[[Session], None]
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def data(num: int = 96) -> TensorDataset:
+    make = torch.Generator().manual_seed(1)
+    x = torch.randn(num, 6, generator=make)
+    return TensorDataset(x, x.sum(1, keepdim=True).tanh())
+
+
+def network(*more: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), *more, nn.Tanh(), nn.Linear(16, 1))
+
+
+def train(session: Session, net: nn.Module, loss: Loss = functional.mse_loss) -> None:
+    net, optimizer = session.prepare(net, torch.optim.Adam(net.parameters()))
+    loader = session.loader(data(), batch=32)
+    for _ in session.epochs(2):
+        for x, y in loader:
+            loss(net(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)  # what was kept must not be what is cleared
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], dict[str, Finding]]:
+    """Verify a script on three workers with shares 20, 8 and 4 of 32."""
+
+    def findings(script: Script) -> dict[str, Finding]:
+        def body(session: Session) -> None:
+            with contextlib.suppress(Finished):
+                script(session)
+
+        def run(task: Task, world: int) -> None:
+            monkeypatch.setenv(VARIABLE, msgspec.json.encode(task).decode())
+            run_ranks(world, body)
+
+        return {f.about: f for f in verify(run, num_steps=3, shares=[5, 2, 1])}
+
+    return findings
+
+
+Check = Callable[[Script], dict[str, Finding]]
+
+
+def test_an_honest_script_agrees_in_everything(check: Check) -> None:
+    found = check(lambda session: train(session, network()))
+    assert [f.agree for f in found.values()] == [True, True, True]
+    assert "96 samples" in found["data"].told
+    assert "shared as 20, 8, 4" in found["data"].told
+
+
+def test_double_precision_is_held_to_its_own_limit(check: Check) -> None:
+    def script(session: Session) -> None:
+        net = network().double()
+        net.register_forward_pre_hook(lambda _, args: (args[0].double(),))
+        train(session, net, lambda out, y: functional.mse_loss(out, y.double()))
+
+    found = check(script)
+    assert found["gradients"].agree
+    assert "at most 1e-10 for float64" in found["gradients"].told
+
+
+def test_dropout_layers_are_off_while_runs_are_compared(check: Check) -> None:
+    found = check(lambda session: train(session, network(nn.Dropout(0.5))))
+    assert found["gradients"].agree
+    assert "dropout was off" in found["gradients"].told
+
+
+def test_a_loss_that_adds_up_is_found_and_named(check: Check) -> None:
+    def summed(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(out, y, reduction="sum")
+
+    found = check(lambda session: train(session, network(), summed))
+    assert found["gradients"].agree is False
+    assert "but a sum" in found["gradients"].told
+
+
+def test_samples_left_out_of_the_loss_are_found(check: Check) -> None:
+    found = check(
+        lambda session: train(
+            session, network(), lambda out, y: functional.mse_loss(out[1:], y[1:])
+        )
+    )
+    assert found["gradients"].agree is False
+
+
+def test_random_draws_in_the_loop_are_not_blamed_on_the_workers(check: Check) -> None:
+    def noisy(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(functional.dropout(out, 0.5), y)
+
+    def script(session: Session) -> None:
+        torch.manual_seed(0)  # as scripts do: a second run would draw the same
+        train(session, network(), noisy)
+
+    found = check(script)
+    assert found["gradients"].agree is None
+    assert "draws at random" in found["gradients"].told
+
+
+def test_local_batch_norm_is_named_as_the_reason(check: Check) -> None:
+    found = check(lambda session: train(session, network(nn.BatchNorm1d(16))))
+    assert found["gradients"].agree is False
+    assert "BatchNorm (1)" in found["gradients"].told
+
+
+def test_a_worker_with_a_part_of_the_data_is_found(check: Check) -> None:
+    def script(session: Session) -> None:
+        net = network()
+        net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        part = Subset(data(192), range(32 * session.rank, 32 * session.rank + 96))
+        for x, y in session.loader(part, batch=32):
+            optimizer.zero_grad()
+            functional.mse_loss(net(x), y).backward()
+            optimizer.step()
+
+    found = check(script)
+    assert list(found) == ["data"]
+    assert found["data"].agree is False
+    assert "worker 1 read something else" in found["data"].told
+
+
+def test_batches_from_elsewhere_are_refused(check: Check) -> None:
+    def script(session: Session) -> None:
+        net = network()
+        net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        for x, y in DataLoader(data(), batch_size=32):
+            optimizer.zero_grad()
+            functional.mse_loss(net(x), y).backward()
+            optimizer.step()
+
+    with pytest.raises(EvenstepError, match="outside of a loop over session"):
+        check(script)
+
+
+def test_a_learning_rate_of_one_worker_alone_is_found(check: Check) -> None:
+    def script(session: Session) -> None:
+        net = network()
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1 * (1 + session.rank))
+        net, optimizer = session.prepare(net, sgd)
+        for x, y in session.loader(data(), batch=32):
+            optimizer.zero_grad()
+            functional.mse_loss(net(x), y).backward()
+            optimizer.step()
+
+    found = check(script)
+    assert found["gradients"].agree
+    assert found["parameters"].agree is False
+
+
+def test_lower_precision_by_autocast_is_noticed(check: Check) -> None:
+    def script(session: Session) -> None:
+        net = network()
+        net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        for x, y in session.loader(data(), batch=32):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                out = net(x)
+            functional.mse_loss(out.float(), y).backward()
+            optimizer.step()
+
+    found = check(script)
+    assert found["gradients"].agree
+    assert "at most 5e-02 for float32, bfloat16" in found["gradients"].told
