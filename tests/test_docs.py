@@ -14,7 +14,7 @@ from torch import nn
 
 from evenstep.launch.local import LOOK_S
 from evenstep.train.recover.checkpoint import Checkpoints
-from evenstep.train.recover.state import State
+from evenstep.train.recover.state import TrainingState
 from evenstep.types import StepReport
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +56,7 @@ def test_the_recovery_page_says_how_often_a_run_looks_for_dying_workers() -> Non
 def test_the_recovery_page_says_how_to_get_a_model_out_of_a_checkpoint(tmp_path: Path) -> None:
     trained, model = nn.Linear(3, 2), nn.Linear(3, 2)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.save(120, State({"model": trained}, {}, {}))
+    checkpoints.save(120, TrainingState({"model": trained}, {}, {}))
     checkpoints.close()
     (block,) = (b for b in python_blocks(page("recovery.md")) if "torch.load" in b)
     exec(block.replace("runs/a", str(tmp_path)), {"torch": torch, "model": model})

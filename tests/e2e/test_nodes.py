@@ -89,7 +89,7 @@ def test_a_rank_that_raises_ends_both_nodes_with_its_traceback(fault: str, tmp_p
     for code, output in done:
         assert code == 1
         assert "ZeroDivisionError: a bug in the user's loss" in output, output
-        assert "PeerLostError" not in output
+        assert "WorkerLostError" not in output
     assert not list(tmp_path.glob("*.json"))
 
 

@@ -57,5 +57,5 @@ def test_a_rank_that_raises_ends_all_and_its_traceback_is_what_all_show() -> Non
     assert done.returncode != 0
     assert "ZeroDivisionError: a bug in the user's loss" in done.stderr
     first = done.stderr.index("ZeroDivisionError")
-    assert "PeerLostError" not in done.stderr[:first]
+    assert "WorkerLostError" not in done.stderr[:first]
     assert "Operation timed out" not in done.stderr

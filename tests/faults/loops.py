@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import evenstep
-from evenstep.train.reduce.reducer import BUCKET_BYTES
+from evenstep.train.reduce.bucket import BUCKET_BYTES
 from tests.faults.train import NAME, Ballast, Faults, Hold, Numbers, plant
 
 BATCH, SAMPLES = 24, 240
@@ -140,7 +140,7 @@ class Long(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         session, until_s = ctx.session, time.monotonic() + 30.0
         while session.step == 14 and session.generation == 1 and time.monotonic() < until_s:
-            if NAME == "alone" or session._member.newest > 1:
+            if NAME == "alone" or session._roster._tracker.newest > 1:
                 break
             time.sleep(0.01)
         return grads[0], None

@@ -8,7 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from evenstep.launch.environment import StaticRank
-from evenstep.train.roster.fixed import FixedSession
+from evenstep.train.comm.group import Group
+from evenstep.train.join import fixed_session
+from evenstep.train.replica import Options
+from evenstep.train.roster.fixed import FixedRoster
 from evenstep.train.session import Session
 
 T = TypeVar("T")
@@ -20,13 +23,20 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def control_of(session: Session) -> Group:
+    """The group of a rank."""
+    roster = session._roster
+    assert isinstance(roster, FixedRoster)
+    return roster.control
+
+
 def run_ranks(world: int, body: Callable[[Session], T], **settings: Any) -> list[T]:
     """What `body` returns on each rank; the first real failure is raised."""
     port = free_port()
 
     def one(rank: int) -> T:
         place = StaticRank(rank=rank, world=world, port=port, hosts_store=rank == 0)
-        with FixedSession(place, dict(settings), min_share=0) as session:
+        with fixed_session(place, Options(settings=settings, min_share=0)) as session:
             return body(session)
 
     with ThreadPoolExecutor(world) as pool:

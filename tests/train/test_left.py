@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from evenstep.errors import EvenstepError
 from evenstep.launch.environment import StaticRank
 from evenstep.train.data.loader import Loader
-from evenstep.train.roster.fixed import FixedSession
+from evenstep.train.join import fixed_session
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks
 from tests.train.test_exact import assert_exact
@@ -170,7 +170,7 @@ def test_a_new_number_of_epochs_begins_a_new_epoch() -> None:
 
 def test_the_last_step_of_a_session_counts_also_if_its_loop_is_never_closed() -> None:
     KEPT.clear()
-    with FixedSession(StaticRank(), {}) as session:
+    with fixed_session(StaticRank()) as session:
         training = Training(session)
         by_an_iterator_that_is_kept(training)
         assert session.step == 1  # the second batch is in hand: nobody has asked for another
@@ -182,7 +182,7 @@ def test_the_last_step_of_a_session_counts_also_if_its_loop_is_never_closed() ->
 
 def test_a_step_that_raised_is_not_taken_for_done_when_the_session_ends() -> None:
     def ends_by(error: BaseException) -> int:
-        session = FixedSession(StaticRank(), {})
+        session = fixed_session(StaticRank())
         with suppress(type(error)), session:
             training = Training(session)
             for batch in training.loader:
@@ -203,7 +203,7 @@ def test_an_iterator_that_was_left_for_another_is_refused() -> None:
         by_break(training)
         training.step(next(first))
 
-    with pytest.raises(EvenstepError, match="Go on with the newest iterator"):
+    with pytest.raises(EvenstepError, match="Continue with the newest iterator"):
         run_ranks(1, body)
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from evenstep.train.recover import checkpoint
-from evenstep.train.recover.undo import Undo, card_random, set_card_random
-from evenstep.train.roster.regroup import Regrouping
+from evenstep.train.recover.random_state import card_random, set_card_random
+from evenstep.train.recover.undo import Undo
+from evenstep.train.replica import Replica
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 
@@ -49,7 +50,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
 def test_a_void_step_puts_the_generator_of_its_card_back(cards: Cards) -> None:
     undo = Undo(torch.nn.Linear(1, 1), [])
     undo._device = CUDA
-    undo.keep(accumulating=False)
+    undo.save(accumulating=False)
     cards.draw()
     undo.restore()
     assert cards.firsts == [1, 1]  # that of the other card is not ours
@@ -69,10 +70,9 @@ def test_workers_without_a_card_hand_over_a_state_that_looks_alike(cards: Cards)
 
 
 def worker(device: torch.device) -> Any:
-    rate = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
-    return SimpleNamespace(
-        _device=device, _loader=rate, _rate=rate, _next_step=3, _batches_since_step=0
-    )
+    part = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+    step, model = SimpleNamespace(number=3, num_unused=0), SimpleNamespace(device=device)
+    return SimpleNamespace(loader=part, lr_scale=part, step=step, model=model)
 
 
 @pytest.fixture
@@ -85,18 +85,18 @@ def _own_chance() -> Any:
 @pytest.mark.usefixtures("_own_chance")
 def test_a_joiner_draws_what_the_others_draw(cards: Cards) -> None:
     cards.states[1][:] = 42
-    plain = Regrouping._plain(worker(CUDA))
+    plain = Replica.plain_state(worker(CUDA))
     cards.draw()
-    Regrouping._take_on(worker(CUDA), plain)
+    Replica.load_plain_state(worker(CUDA), plain)
     assert cards.firsts == [1, 42]
 
 
 @pytest.mark.usefixtures("_own_chance")
 def test_a_checkpoint_from_before_leaves_the_card_as_it_is(cards: Cards) -> None:
-    plain = Regrouping._plain(worker(CUDA))
+    plain = Replica.plain_state(worker(CUDA))
     del plain["card_random"]
     cards.draw()
-    Regrouping._take_on(worker(CUDA), plain)
+    Replica.load_plain_state(worker(CUDA), plain)
     assert cards.firsts == [1, 2]
 
 

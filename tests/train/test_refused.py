@@ -19,9 +19,11 @@ from torch.utils.data import IterableDataset, TensorDataset
 import evenstep
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.launch.environment import StaticRank, find
-from evenstep.train.comm.agreement import ModelsDifferError, PeerFailedError
+from evenstep.train.comm.model_check import ModelsDifferError
+from evenstep.train.comm.shared_store import RankFailedError
 from evenstep.train.data.batch_size import NothingFitsError, largest_share
 from evenstep.train.data.loader import Loader
+from evenstep.train.replica import Options
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks
 
@@ -99,7 +101,7 @@ def test_joining_with_what_cannot_be_is_refused(told: dict[str, Any], says: str)
 
 def test_a_batch_that_cannot_give_everyone_a_sample_is_refused_with_the_numbers() -> None:
     def body(session: Session) -> None:
-        session._min_share = 3
+        session._replica.options = Options(min_share=3)
         session.loader(DATA, batch=8)
 
     with pytest.raises(EvenstepError, match="a batch of 8 cannot give 3 workers their minimum, 9"):
@@ -108,7 +110,7 @@ def test_a_batch_that_cannot_give_everyone_a_sample_is_refused_with_the_numbers(
 
 def test_caps_that_cannot_hold_the_batch_are_refused_with_the_numbers() -> None:
     def body(session: Session) -> None:
-        session._cap = 3
+        session._replica.options = Options(cap=3)
         session.loader(DATA, batch=8)
 
     with pytest.raises(EvenstepError, match="a batch of 8 does not fit 2 workers that hold 6"):
@@ -119,7 +121,7 @@ def test_models_that_differ_are_named_by_parameter_and_shapes() -> None:
     def body(session: Session) -> None:
         session.prepare(nn.Sequential(nn.Linear(4, 8 + session.rank), nn.Linear(8, 1)))
 
-    with pytest.raises((ModelsDifferError, PeerFailedError)) as caught:
+    with pytest.raises((ModelsDifferError, RankFailedError)) as caught:
         run_ranks(2, body)
     told = str(caught.value)
     assert "0.weight (9, 4) torch.float32 where rank 0 has 0.weight (8, 4)" in told
@@ -129,7 +131,7 @@ def test_ranks_that_disagree_on_the_batch_are_told_so() -> None:
     def body(session: Session) -> None:
         session.loader(DATA, batch=8 + session.rank)
 
-    with pytest.raises((ConfigError, PeerFailedError), match=r"batch: is \d on rank"):
+    with pytest.raises((ConfigError, RankFailedError), match=r"batch: is \d on rank"):
         run_ranks(2, body)
 
 
@@ -137,16 +139,16 @@ def test_ranks_that_disagree_on_the_order_are_told_so() -> None:
     def body(session: Session) -> None:
         session.loader(DATA, batch=8, shuffle=session.rank == 0)
 
-    with pytest.raises((ConfigError, PeerFailedError), match=r"shuffle: is (True|False) on rank"):
+    with pytest.raises((ConfigError, RankFailedError), match=r"shuffle: is (True|False) on rank"):
         run_ranks(2, body)
 
 
 def test_ranks_with_seeds_of_their_own_are_told_so() -> None:
     def body(session: Session) -> None:
-        session._seed = session.rank
+        session._replica.options = Options(seed=session.rank)
         session.loader(DATA, batch=8)
 
-    with pytest.raises((ConfigError, PeerFailedError), match=r"seed: is \d on rank"):
+    with pytest.raises((ConfigError, RankFailedError), match=r"seed: is \d on rank"):
         run_ranks(2, body)
 
 
@@ -176,7 +178,7 @@ def test_a_scaler_that_is_disabled_on_one_rank_is_refused_before_the_first_step(
         session.loader(DATA, batch=32)
 
     says = r"disabled_scalers: is .* on rank \d, .* on rank \d; a GradScaler must be enabled on all"
-    with pytest.raises((ConfigError, PeerFailedError), match=says):
+    with pytest.raises((ConfigError, RankFailedError), match=says):
         run_ranks(2, body)
 
 
@@ -188,7 +190,7 @@ def test_a_scaler_that_is_disabled_on_one_rank_ends_the_run_wherever_it_comes_fr
         scale(session, torch.amp.GradScaler("cpu", enabled=session.rank == 1), how)
 
     says = "the loss is scaled by 1 on rank 0, by 65536 on rank 1"
-    with pytest.raises((ConfigError, PeerFailedError), match=says):
+    with pytest.raises((ConfigError, RankFailedError), match=says):
         run_ranks(2, body)
 
 
@@ -198,7 +200,7 @@ def test_scales_that_differ_between_ranks_end_the_run(how: str) -> None:
         scale(session, torch.amp.GradScaler("cpu", init_scale=256.0 * (session.rank + 1)), how)
 
     says = "the loss is scaled by 256 on rank 0, by 512 on rank 1"
-    with pytest.raises((ConfigError, PeerFailedError), match=says):
+    with pytest.raises((ConfigError, RankFailedError), match=says):
         run_ranks(2, body)
 
 
@@ -282,10 +284,10 @@ def test_a_rank_that_raises_ends_the_others_with_its_traceback() -> None:
                 optimizer.zero_grad()
                 nn.functional.mse_loss(net(x), y).backward()
                 optimizer.step()
-        except PeerFailedError as e:
+        except RankFailedError as e:
             return str(e)
         except ZeroDivisionError as e:
-            session._fail(e)
+            session._roster.fail(e)
             return "mine"
         return "no error"
 
@@ -346,5 +348,5 @@ def test_a_weight_that_no_batch_can_have_is_refused(weight: float) -> None:
         net_and_sgd(session)
         next(iter(session.loader(DATA, batch=8, weight=lambda batch: weight)))
 
-    with pytest.raises(EvenstepError, match=f"weight=... gave {weight} for the batch of step 0"):
+    with pytest.raises(EvenstepError, match=f"weight=... returned {weight} for the batch"):
         run_ranks(1, body)

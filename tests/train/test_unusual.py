@@ -14,10 +14,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from evenstep.errors import EvenstepError
-from evenstep.train.reduce import reducer as reduce
+from evenstep.train.optimizers import FORGOTTEN
+from evenstep.train.reduce import bucket
+from evenstep.train.reduce.reducer import Reducer
 from evenstep.train.session import Session
-from evenstep.train.step import FORGOTTEN
-from tests.train.ranks import run_ranks
+from tests.train.ranks import control_of, run_ranks
 from tests.train.test_exact import assert_exact
 from tests.train.test_loop import data, made, mse, result, sgd
 
@@ -86,8 +87,8 @@ def weighted_loss(session: Session) -> None:
 @pytest.mark.parametrize(
     ("use", "who", "way_out"),
     [
-        (unfrozen, "0.weight, shape (16, 6)", "frozen right after"),
-        (new_head, "3.weight, shape (1, 1)", "Call prepare when all"),
+        (unfrozen, "0.weight, shape (16, 6)", "frozen and unfrozen at any time"),
+        (new_head, "3.weight, shape (1, 1)", "Call prepare once the model"),
         (weighted_loss, "(shape (3, 1))", "torch.nn.ModuleList([model, ...])"),
     ],
 )
@@ -181,7 +182,7 @@ def test_norms_of_complex_gradients_are_known() -> None:
         net, _ = session.prepare(net, sgd(net))
         for x, y in session.loader(data(), per_worker=8, limit=16):
             (net(x.to(torch.complex128)) - y).abs().square().mean().backward()
-            return session._squared_norm(), sum(
+            return session._replica.model.reducer.grad_squared_norm(), sum(
                 float(p.grad.abs().square().sum()) for p in net.parameters() if p.grad is not None
             )
         raise AssertionError("no step")
@@ -347,8 +348,8 @@ def test_a_pass_that_failed_can_be_tried_again_and_is_exact() -> None:
 
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduce, "FIRST_BUCKET_BYTES", 64)
-    monkeypatch.setattr(reduce, "BUCKET_BYTES", 64)
+    monkeypatch.setattr(bucket, "FIRST_BUCKET_BYTES", 64)
+    monkeypatch.setattr(bucket, "BUCKET_BYTES", 64)
 
 
 def test_a_pass_that_failed_after_part_of_it_was_sent_is_an_error(small_buckets: None) -> None:
@@ -374,12 +375,13 @@ class Slow(torch.Tensor):
 def test_a_bucket_is_sent_when_the_gradients_of_all_devices_are_in_it() -> None:
     def body(session: Session) -> tuple[bool, list[torch.Tensor]]:
         slow, fast = params = [nn.Parameter(torch.zeros(4)) for _ in range(2)]
-        reducer = reduce.Reducer(
+        reducer = Reducer(
             params,
             on_ready=lambda used: torch.tensor([0.0, *map(float, used)]),
             on_reduced=lambda pulse: (1.0, [True, True]),
         )
-        reducer.regroup(session._group, session._group, 1)
+        control = control_of(session)
+        reducer.regroup(control, control, 1)
         [bucket] = reducer.buckets
         bucket.flat.fill_(torch.nan)
         sent_early: list[bool] = []

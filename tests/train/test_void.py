@@ -13,10 +13,12 @@ from msgspec.structs import replace
 from torch import nn
 
 from evenstep.launch.environment import CoordinatorAddress
-from evenstep.train.comm.group import PeerLostError
+from evenstep.train.comm.group import WorkerLostError
+from evenstep.train.join import elastic_session
 from evenstep.train.recover.checkpoint import load
-from evenstep.train.roster.elastic import ElasticSession
-from evenstep.train.roster.membership import LeaseOverError
+from evenstep.train.roster.elastic import ElasticRoster
+from evenstep.train.roster.generations import LeaseOverError
+from evenstep.train.session import Session
 from tests.coordinate.hosted import Hosted, hosted
 
 STEPS = 3  # of a batch of 4, before things happen
@@ -26,8 +28,9 @@ DATA = torch.utils.data.TensorDataset(torch.randn(64, 2, generator=torch.manual_
 class Training:
     """A worker alone in its run, which saves checkpoints."""
 
-    def __init__(self, session: ElasticSession, num_optimizers: int = 1) -> None:
-        self.session = session
+    def __init__(self, session: Session, num_optimizers: int = 1) -> None:
+        assert isinstance(session._roster, ElasticRoster)
+        self.session, self.roster = session, session._roster
         self.model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
         self.optimizers = [
             torch.optim.AdamW(self.model.parameters(), lr=0.1) for _ in range(num_optimizers)
@@ -52,11 +55,11 @@ class Training:
 
     def lose_peer(self) -> None:
         """As when the group is lost within this step."""
-        self.session._gone(PeerLostError("a peer is gone"))
+        self.roster.lost(WorkerLostError("a peer is gone"))
 
     def end_lease(self) -> None:
         """As when nothing was heard of the coordinator for the length of a lease."""
-        control = self.session._member.control
+        control = self.roster._tracker.control
         control.welcome = replace(control.welcome, lease_s=-1e9)  # one that is on its way is, too
         control._leased_s = 0.0
 
@@ -68,7 +71,7 @@ def train(run: Hosted, body: Body, num_optimizers: int = 1) -> dict[str, torch.T
     """Some steps, then `body` with the next batch; the state after the last committed step."""
     where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
     committed: dict[str, torch.Tensor] = {}
-    with suppress(LeaseOverError), ElasticSession(where, {}) as session:
+    with suppress(LeaseOverError), elastic_session(where) as session:
         training = Training(session, num_optimizers)
         for (x,) in training.loader:
             assert not committed, "the lease is over"
@@ -112,7 +115,7 @@ def test_a_void_step_leaves_no_trace_in_the_last_checkpoint(tmp_path: Path, body
 def in_hand(training: Training, x: torch.Tensor) -> None:
     training.model(x)
     training.end_lease()
-    training.session._member.check_place()
+    training.roster._tracker.check_membership()
 
 
 def test_a_step_that_is_not_reduced_is_undone_for_the_last_checkpoint(tmp_path: Path) -> None:
@@ -127,15 +130,15 @@ def test_a_step_that_is_not_reduced_is_undone_for_the_last_checkpoint(tmp_path: 
 def reduced(training: Training, x: torch.Tensor) -> None:
     training.backward(x)
     training.end_lease()
-    training.session._member.check_place()
+    training.roster._tracker.check_membership()
 
 
 def stepped_before_another_backward_pass(training: Training, x: torch.Tensor) -> None:
     """For the first time: nobody expected it, so nothing was kept to undo it with."""
     training.step(x)
-    training.session._phases.backward()
+    training.roster._rollback.alternation.backward()
     training.end_lease()
-    training.session._member.check_place()
+    training.roster._tracker.check_membership()
 
 
 @pytest.mark.parametrize("body", [reduced, stepped_before_another_backward_pass])
@@ -149,12 +152,12 @@ def test_a_batch_that_is_undone_takes_its_part_in_accumulating_along(tmp_path: P
     """Gradients of earlier batches are no state to resume from, whatever came after them."""
 
     def body(training: Training, x: torch.Tensor) -> None:
-        session = training.session
-        assert session._batches_since_step == 0
-        session._before = (session._before[0], 2)  # as if two batches were accumulated
+        rollback = training.roster._rollback
+        assert rollback.num_unused_before == 0
+        rollback.num_unused_before = 2  # as if two batches were accumulated
         training.step(x)
         training.end_lease()
-        session._member.check_place()
+        training.roster._tracker.check_membership()
 
     with hosted(tmp_path / "run") as run:
         train(run, body, num_optimizers=2)
@@ -167,7 +170,7 @@ def test_the_last_checkpoint_is_of_the_last_step_whatever_the_script_does_then(
     """As one that loads its best weights for a test, or closes the session itself."""
     with hosted(tmp_path / "run") as run:
         where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
-        with ElasticSession(where, {}) as session:
+        with elastic_session(where) as session:
             training = Training(session)
             for _ in session.epochs(1):
                 for (x,) in training.loader:
@@ -197,10 +200,11 @@ def test_a_last_checkpoint_that_fails_does_not_fail_the_run(
 ) -> None:
     with hosted(tmp_path / "run") as run:
         where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
-        with ElasticSession(where, {}) as session:
+        with elastic_session(where) as session:
             training = Training(session)
-            session.enter()
-            session._state.things = {**session._state.things, "file": Unkept()}
+            training.roster.enter()
+            state = training.roster._state
+            state.things = {**state.things, "file": Unkept()}
             for _ in session.epochs(1):
                 for (x,) in training.loader:
                     training.step(x)

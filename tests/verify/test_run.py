@@ -13,9 +13,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from evenstep.errors import EvenstepError
-from evenstep.train.session import Session
+from evenstep.train.session import Finished, Session
 from evenstep.verify.compare import Finding
-from evenstep.verify.probe import Finished
 from evenstep.verify.records import VARIABLE, Task
 from evenstep.verify.run import verify
 from tests.train.ranks import run_ranks

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from evenstep.errors import ConfigError
-from evenstep.launch.environment import StaticRank, find
+from evenstep.launch.environment import CoordinatorAddress, StaticRank, find
 from evenstep.launch.logs import show_log_by_default
 from evenstep.strict import override, whole
-from evenstep.train.roster.fixed import FixedSession
+from evenstep.train.replica import Options, Replica
+from evenstep.train.roster.fixed import FixedRoster
 from evenstep.train.session import Session
+from evenstep.verify.probe import Probe
 
 
 def join(
@@ -27,25 +29,40 @@ def join(
     """Take part in a run: alone, as a rank under torchrun, or as a worker of `evenstep run`.
 
     `policy` and further `settings` are those of the config tree and count on the leader; so does
-    the variable EVENSTEP_SET, as "policy=uniform;straggler.replace=true", which is put over them.
+    the variable EVENSTEP_SET, as "policy=uniform;straggler.replace=true", which overrides them.
     `cap` is the largest share that fits this worker's memory; `kind` names workers that are alike,
-    for prices and for telling stragglers, instead of the device's own name. `journal` is for a
+    for prices and for detecting stragglers, instead of the device's own name. `journal` is for a
     fixed roster; an elastic run keeps its own in its folder.
     """
     where = find(os.environ)
-    told = [part for part in os.environ.get("EVENSTEP_SET", "").split(";") if part]
-    plain = override({"policy": policy, **settings}, told)
+    overrides = [part for part in os.environ.get("EVENSTEP_SET", "").split(";") if part]
     if not isinstance(kind, str):
         raise ConfigError("kind", f"expected a name, got {kind!r}")
-    own: dict[str, Any] = {
-        "cap": None if cap is None else whole("cap", cap, 1),
-        "min_share": whole("min_share", min_share, 0),
-        "seed": whole("seed", seed),
-        "kind": kind,
-    }
+    options = Options(
+        settings=override({"policy": policy, **settings}, overrides),
+        cap=None if cap is None else whole("cap", cap, 1),
+        min_share=whole("min_share", min_share, 0),
+        seed=whole("seed", seed),
+        kind=kind,
+    )
     if isinstance(where, StaticRank):
-        return FixedSession(where, plain, journal=journal, **own)
-    from evenstep.train.roster.elastic import ElasticSession
-
+        return fixed_session(where, options, journal=journal)
     show_log_by_default()
-    return ElasticSession(where, plain, **own)
+    return elastic_session(where, options)
+
+
+def fixed_session(
+    place: StaticRank, options: Options | None = None, *, journal: Path | None = None
+) -> Session:
+    """A session alone, or as a rank under torchrun."""
+    replica = Replica(options or Options())
+    probe = Probe.find(os.environ, place.rank)
+    return Session(replica, FixedRoster(place, replica, journal=journal, given=probe), probe)
+
+
+def elastic_session(where: CoordinatorAddress, options: Options | None = None) -> Session:
+    """A session of a run with a coordinator."""
+    from evenstep.train.roster.elastic import ElasticRoster
+
+    replica = Replica(options or Options())
+    return Session(replica, ElasticRoster(where, replica))

@@ -1,36 +1,59 @@
-"""The session: what a training process holds while it is part of a run."""
+"""The session: a training process's part in a run, and evenstep's public face."""
 
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch.utils.data import DataLoader
 
 from evenstep.config import BatchSettings
-from evenstep.decide.learning import global_batch
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, EvenstepError
 from evenstep.strict import whole
-from evenstep.train.comm.group import await_closed
 from evenstep.train.data.evaluation import PartSampler
-from evenstep.train.data.loader import Loader, Weight, check_dataset
+from evenstep.train.data.loader import BatchObserver, Loader, Weight, check_dataset
 from evenstep.train.data.order import cut
+from evenstep.train.exchange import Exchange
+from evenstep.train.measure.host_load import HostLoad
 from evenstep.train.measure.meter import Meter
-from evenstep.train.reduce import batch_norm as norm
+from evenstep.train.optimizers import OptimizerHooks
+from evenstep.train.reduce.norm_layers import NormLayers
 from evenstep.train.reduce.reducer import Reducer
-from evenstep.train.roster.worker_info import facts_of, settings_of
-from evenstep.train.step import Stepping
-from evenstep.verify.probe import Finished
-
-CLOSE_S = 15.0  # for process groups to be destroyed; on a busy host even milliseconds take long
+from evenstep.train.replica import Model, Replica
+from evenstep.train.roster.roster import Roster
 
 
-class Session(Stepping):
+class Finished(SystemExit):
+    """An observer has seen enough: the script ends in good order."""
+
+
+class Observer(BatchObserver, Protocol):
+    """Watches a session from inside, as `evenstep verify` does."""
+
+    def watch_model(self, model: torch.nn.Module, reducer: Reducer) -> None: ...
+    def end_step(self) -> None: ...
+
+
+class Session:
     """A worker's part in a run. Use it as a context: `with evenstep.join() as session`."""
+
+    def __init__(self, replica: Replica, roster: Roster, observer: Observer | None = None) -> None:
+        self._replica, self._roster, self._observer = replica, roster, observer
+        self._step, self._plans = replica.step, replica.plans
+        self._host_load = HostLoad()
+        self._exchange = Exchange(replica, roster, self._host_load)
+        self._optimizers = OptimizerHooks(
+            replica,
+            hands_over_state=roster.hands_over_state,
+            is_leader=lambda: self.is_leader,
+        )
+        if observer is not None:
+            self._step.on_committed.append(observer.end_step)
+        self._releases: list[Callable[[], None]] = []  # give the script's objects back unchanged
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -42,56 +65,84 @@ class Session(Stepping):
         trace: TracebackType | None,
     ) -> None:
         try:
-            if error is None and self._loader is not None:
-                self._loader.leave()
-            self._left_s = None  # or by that error: how far the step came nobody knows
-            # A loop in a generator that is closed has not failed: nobody asks it to go on.
+            if error is None and self._replica.has_loader:
+                self._replica.loader.leave()
+            self._step.interrupt()
+            # Closing a generator that runs the loop is not a failure of the script.
             if error is not None and not isinstance(error, Finished | GeneratorExit):
-                self._fail(error)
+                self._roster.fail(error)
         finally:
             self.close()
 
     def close(self) -> None:
-        """End this worker's part. The model stays as it is, and all objects are ordinary again."""
+        """End this worker's part. The model stays as it is; all objects work as before again."""
         if self._closed:
             return
         self._closed = True
-        self._outlook.close()
-        if self._reducer is not None:
-            self._reducer.close()
+        self._host_load.close()
+        if self._replica.has_model:
+            self._replica.model.reducer.close()
         try:
-            self._part()
+            self._roster.leave()
         finally:
             while self._releases:
                 self._releases.pop()()
-            for group in self._groups:
-                group.close()
-            self._groups = []
-            await_closed(CLOSE_S)
+            self._roster.close()
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank among those that train now."""
+        return self._roster.rank
+
+    @property
+    def world(self) -> int:
+        """The number of workers that train now."""
+        return self._roster.world
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0: the one to print and save."""
+        return self._roster.rank == 0
+
+    @property
+    def generation(self) -> int:
+        """The number of the present roster; 0: none yet."""
+        return self._roster.generation
+
+    @property
+    def step(self) -> int:
+        """Steps taken by the whole cluster."""
+        return self._step.num_done
+
+    @property
+    def void(self) -> bool:
+        """Whether the step at hand does not count: a worker was lost, and it will be repeated."""
+        return self._step.is_void
 
     @property
     def batch(self) -> int:
         """The global batch of the coming step."""
-        if self._plans:
-            return sum(self.shares_at(self.step))
-        return global_batch(self._loader.batch, self.world) if self._loader else 0
+        return self._replica.loader.global_batch if self._replica.has_loader else 0
 
     @property
     def samples(self) -> int:
-        """Samples that the run has walked through: what a schedule counts in if the batch grows.
+        """Samples that the run has used: what a schedule counts in if the batch grows.
 
         Those that `drop_last` leaves out of an epoch count with it.
         """
-        loader = self._loader
-        return loader.epoch * loader.order.length + loader.reached if loader else 0
+        return self._replica.loader.num_used if self._replica.has_loader else 0
 
     @property
     def counted(self) -> int:
         """Samples of the batch at hand that count: 0 where it is only a stand-in."""
-        return self._report[0]
+        return self._step.batch.samples
+
+    def shares_at(self, step: int) -> tuple[int, ...]:
+        """The share of each rank at a step, as planned so far."""
+        return self._plans.shares_at(step)
 
     def prepare(self, model: torch.nn.Module, *others: Any, sync_batchnorm: bool = False) -> Any:
-        """The model and what goes with it, ready for training on all workers.
+        """Prepare the model, and what goes with it, for training on all workers.
 
         Parameters and buffers become the leader's. Gradients are the share-weighted mean over all
         workers when `backward` returns. Objects come back as they were given. `sync_batchnorm`
@@ -105,48 +156,48 @@ class Session(Stepping):
             )
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise ConfigError("model", "is wrapped in DDP already; give the plain module")
-        if self._model is not None:
+        if self._replica.has_model:
             raise ConfigError(
                 "prepare", "was called before; put several models into one torch.nn.ModuleList"
             )
         params = [p for p in model.parameters() if p.requires_grad]
         if not params:
             raise ConfigError("model", "has no trainable parameters: there is nothing to train")
-        self._model, self._device = model, params[0].device
-        self._meter = Meter(self._device)
-        self._reducer = Reducer(
+        reducer = Reducer(
             params,
-            on_ready=self._fill_pulse,
-            on_reduced=self._read_pulse,
-            on_gone=self._gone,
+            on_ready=self._exchange.fill,
+            on_reduced=self._exchange.read,
+            on_lost=self._roster.lost,
+            is_void=lambda: self._step.is_void,
         )
-        names = norm.find(model)
-        self._sync_norms = bool(names) and sync_batchnorm
-        if names and not sync_batchnorm:
-            self._local_norms = model
-        if self.probe is not None:
-            self.probe.watch_model(model, self._reducer)
+        norms, device = NormLayers(model, sync=sync_batchnorm), params[0].device
+        self._replica.model = Model(
+            module=model, device=device, reducer=reducer, norms=norms, meter=Meter(device)
+        )
+        self._releases.append(norms.release)
+        if self._observer is not None:
+            self._observer.watch_model(model, reducer)
         for i, other in enumerate(others):
             if isinstance(other, torch.optim.Optimizer):
-                self._has_optimizer = True
-                self._attach(other)
+                self._releases += self._optimizers.attach(other)
             if hasattr(other, "state_dict"):
-                self._things[f"{type(other).__name__}-{i}"] = other
-                self._loss_scale.add(other)
-        self._releases.append(lambda: norm.untie(model))
-        self._meet(model)
+                self._keep(f"{type(other).__name__}-{i}", other)
+        self._roster.prepared()
         return (model, *others) if others else model
 
-    def _attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take part in the steps of an optimizer, until the session is closed."""
-        before, after = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
-        self._releases += [
-            before(self._check_reduced).remove,
-            before(self._check_scaler).remove,
-            before(self._before_optimizer_step).remove,  # with the user's rate
-            self._rate.attach(optimizer),
-            after(self._on_optimizer_step).remove,
-        ]
+    def register(self, name: str, thing: Any) -> None:
+        """Keep an object with `state_dict` along with the run."""
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise ConfigError(name, "has no state_dict and load_state_dict")
+        if isinstance(thing, torch.optim.Optimizer):
+            raise ConfigError(name, "is an optimizer: give it to session.prepare(model, ...)")
+        if name in self._replica.stateful:
+            raise ConfigError(name, "is registered already; choose another name")
+        self._keep(name, thing)
+
+    def _keep(self, name: str, thing: Any) -> None:
+        self._replica.stateful[name] = thing
+        self._replica.loss_scale.add(thing)
 
     def loader(
         self,
@@ -164,10 +215,10 @@ class Session(Stepping):
 
         The global batch is `batch`, whoever trains; or it grows with the workers, `per_worker` for
         each up to `limit`, and the learning rate with it, by the setting `batch.lr_rule`.
-        `weight` gives what a batch's mean loss counts for, where that is not its samples: the
+        `weight` returns what a batch's mean loss counts for, where that is not its samples: the
         number of tokens or pixels, say. Further options are those of `DataLoader`.
         """
-        if self._loader is not None:
+        if self._replica.has_loader:
             raise ConfigError("loader", "a session has one; use session.evaluation for others")
         size = BatchSettings(
             size=whole("batch", batch, 0 if per_worker else 1),
@@ -175,17 +226,22 @@ class Session(Stepping):
             limit=whole("limit", limit, 0),
         )
         loader = Loader(
-            self,
             dataset,
+            step=self._step,
+            plans=self._plans,
+            workers=self._roster,
+            check_open=self._check_open,
+            end_epoch=self._end_epoch,
             batch=size,
             weight=weight,
-            seed=self._seed,
+            seed=self._replica.options.seed,
             shuffle=shuffle,
             drop_last=drop_last,
+            observer=self._observer,
             **options,
         )
-        self._agree(loader)
-        self._loader = loader
+        self._replica.loader = loader
+        self._exchange.planner = self._roster.start()
         return loader
 
     def epochs(self, num: int) -> Iterator[int]:
@@ -194,39 +250,30 @@ class Session(Stepping):
         With each of them an epoch begins: what a loop that was left has not used of the one before
         stays unused.
         """
-        if self._loader is None:
+        if not self._replica.has_loader:
             raise ConfigError("epochs", "call session.loader(...) first")
-        self._num_epochs = num = whole("epochs", num, 0)
-        self.enter()
-        epoch = self._loader.epoch
+        self._replica.num_epochs = num = whole("epochs", num, 0)
+        self._roster.enter()
+        loader = self._replica.loader
+        epoch = loader.epoch
         while epoch < num:
             yield epoch
             self._leave_loop()
-            self._loader.leave_epoch()
-            epoch = max(epoch + 1, self._loader.epoch)  # a spare comes back in a later one
-        self._trained()
-
-    def register(self, name: str, thing: Any) -> None:
-        """Keep an object with `state_dict` along with the run."""
-        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-            raise ConfigError(name, "has no state_dict and load_state_dict")
-        if isinstance(thing, torch.optim.Optimizer):
-            raise ConfigError(name, "is an optimizer: give it to session.prepare(model, ...)")
-        if name in self._things:
-            raise ConfigError(name, "is registered already; choose another name")
-        self._things[name] = thing
-        self._loss_scale.add(thing)
+            loader.leave_epoch()
+            epoch = max(epoch + 1, loader.epoch)  # a spare comes back in a later one
+        self._roster.trained()
 
     def sum(self, value: torch.Tensor | float) -> torch.Tensor:
         """The sum of a value over all workers. All must ask at the same point."""
-        self.check_open("session.sum")
-        self.enter()
+        self._check_open("session.sum")
+        self._roster.enter()
         self._leave_loop()
         tensor = torch.as_tensor(value).detach()
-        mine = tensor.to("cpu", copy=True)  # from a card, this waits for its work
-        begun_s = time.perf_counter()
-        summed = self._sum(mine)
-        self._waited(time.perf_counter() - begun_s)
+        mine = tensor.to("cpu", copy=True)  # from a GPU, this waits for its work
+        began_s = time.perf_counter()
+        summed = self._roster.sum(mine)
+        if self._replica.has_model:
+            self._replica.model.meter.waited(time.perf_counter() - began_s)
         return summed.to(tensor.device)
 
     def evaluation(
@@ -242,55 +289,40 @@ class Session(Stepping):
         return DataLoader(dataset, batch_size=batch_size, sampler=sampler, **options)
 
     def _enter_evaluation(self) -> None:
-        """Be part of a generation, with statistics that are one also where a loop was left."""
-        self.enter()
+        """Be in a generation, with running statistics averaged even if a loop was left."""
+        self._roster.enter()
         if self._leave_loop():
-            Stepping.end_epoch(self)
-
-    def _leave_loop(self) -> bool:
-        """If the loop over the loader was left, end its last step, with all that may follow one."""
-        if self._left_s is None or self._loader is None:
-            return False
-        was_step = self.void or self.is_done
-        self._loader.leave()
-        if was_step:
-            self.settle(may_rest=False)
-        return True
+            self._average_norms()
 
     def _part_of(self, length: int) -> tuple[int, int]:
-        """From where to where this worker's part of a dataset goes."""
-        last = self._plans[-1].shares if self._plans else (1,) * self.world
-        return cut(length, last)[self.rank]
+        """The begin and end of this worker's part of a dataset."""
+        if self._roster.is_late:
+            return 0, length
+        shares = self._plans.newest.shares if self._plans else (1,) * self.world
+        return cut(length, shares)[self.rank]
 
-    def _facts(self, loader: Loader) -> dict[str, Any]:
-        return facts_of(loader, self._things, self._device, kind=self._kind, cap=self._cap)
+    def _leave_loop(self) -> bool:
+        """If the loop over the loader was left, end its last step, and settle as after any step."""
+        if not self._step.is_left or not self._replica.has_loader:
+            return False
+        was_step = self._step.is_void or self._step.is_done
+        self._replica.loader.leave()
+        if was_step:
+            self._roster.settle(in_loop=False)
+        return True
 
-    def _all_settings(self, loader: Loader) -> dict[str, Any]:
-        epochs, least = self._num_epochs, self._min_share
-        return settings_of(self._settings, loader, num_epochs=epochs, min_share=least)
+    def _end_epoch(self) -> None:
+        self._roster.finish_epoch()
+        self._average_norms()
 
-    # What differs between a fixed roster and one that changes.
+    def _average_norms(self) -> None:
+        share = float(self._plans.shares_at(self._step.number - 1)[self.rank])
+        self._replica.model.norms.average(self._roster.sum, self.world, share)
 
-    @abstractmethod
-    def _meet(self, model: torch.nn.Module) -> None:
-        """A model was prepared."""
-
-    @abstractmethod
-    def _agree(self, loader: Loader) -> None:
-        """A loader was made."""
-
-    @abstractmethod
-    def _before_optimizer_step(self, *_: Any) -> None:
-        """An optimizer is about to step."""
-
-    @abstractmethod
-    def _trained(self) -> None:
-        """All epochs are over."""
-
-    @abstractmethod
-    def _fail(self, error: BaseException) -> None:
-        """The user's script raised."""
-
-    @abstractmethod
-    def _part(self) -> None:
-        """Leave."""
+    def _check_open(self, what: str) -> None:
+        """Raise if the session is closed: this call needs all workers."""
+        if self._closed:
+            raise EvenstepError(
+                f"{what} was used after the session was closed: the other workers do not take part "
+                "any more. Use it inside of `with evenstep.join() as session`."
+            )

@@ -21,9 +21,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import default_collate
 
 from evenstep.train.data.order import cut
-from evenstep.train.reduce.batch_norm import find as find_local_norms
+from evenstep.train.reduce.batch_norm import local_layers
 from evenstep.train.reduce.pulse import RankPlan
 from evenstep.train.reduce.reducer import Reducer
+from evenstep.train.session import Finished
 from evenstep.verify.records import (
     AGAIN,
     ALONE,
@@ -37,10 +38,6 @@ from evenstep.verify.records import (
 
 OTHER = 982_451_653
 """Seeds from here on are not likely to be the script's own."""
-
-
-class Finished(SystemExit):
-    """The steps asked for are done."""
 
 
 class Probe:
@@ -80,7 +77,7 @@ class Probe:
         """Make the model comparable, and keep what its reducer brings."""
         self._model, reducer.after = model, self._keep
         self._record.dropouts = tuple(turn_off_dropout(model))
-        self._record.local_norms = tuple(find_local_norms(model))
+        self._record.local_norms = tuple(local_layers(model))
         self._record.dtypes = tuple({str(p.dtype): None for p in model.parameters()})
         model.register_forward_pre_hook(self._look)
 

@@ -15,21 +15,17 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from evenstep.train.comm.agreement import PeerFailedError
+from evenstep.train.comm.backend import ends_on_error, surviving_errors
+from evenstep.train.comm.cards import _log_once, card_of, on_cards, why_on_host
 from evenstep.train.comm.group import (
     Group,
     GroupGoneError,
-    PeerLostError,
     SupersededError,
-    _tell,
-    card_of,
-    ends_on_error,
-    on_cards,
-    patiently,
-    surviving_errors,
-    why_on_host,
+    WorkerLostError,
 )
-from tests.train.ranks import run_ranks
+from evenstep.train.comm.shared_store import RankFailedError
+from evenstep.train.comm.transfer import interruptible
+from tests.train.ranks import control_of, run_ranks
 from tests.tree import PYTHONPATH
 
 CUDA = torch.device("cuda", 0)
@@ -122,14 +118,14 @@ def test_a_sum_that_will_never_come_is_given_up_and_the_card_freed() -> None:
 @pytest.mark.parametrize("sees_through", [False, True])
 def test_a_sum_that_failed_is_a_lost_peer(sees_through: bool) -> None:
     made, _ = group(sees_through=sees_through)
-    with pytest.raises(PeerLostError, match="NCCL error: remote process exited"):
+    with pytest.raises(WorkerLostError, match="NCCL error: remote process exited"):
         made.wait(Sum(0, "NCCL error: remote process exited"))  # type: ignore[arg-type]
 
 
 def test_a_sum_that_is_completed_by_an_error_is_a_lost_peer() -> None:
     made, _ = group(sees_through=True)
     work = Sum(looks=0, failure=RuntimeError("NCCL error: remote process exited"))
-    with pytest.raises(PeerLostError, match="NCCL error: remote process exited"):
+    with pytest.raises(WorkerLostError, match="NCCL error: remote process exited"):
         made.wait(work)  # type: ignore[arg-type]
     assert not work.ordered  # or the card would go on with a failed sum
 
@@ -154,8 +150,8 @@ def test_closing_an_elastic_group_ends_what_hangs_in_it() -> None:
 
 def test_why_gradients_go_through_host_memory() -> None:
     assert why_on_host([7, -9, 8], [1, 1, 1]) == ""
-    assert "not all workers have a card" in why_on_host([7, 0, 8], [1, 1, 1])
-    assert "ranks 0, 2 share cards" in why_on_host([7, 9, 7], [1, 1, 1])
+    assert "not all workers have a GPU" in why_on_host([7, 0, 8], [1, 1, 1])
+    assert "ranks 0, 2 share GPUs" in why_on_host([7, 9, 7], [1, 1, 1])
     assert "EVENSTEP_NCCL=1" in why_on_host([7, 9, 8], [1, 0, 1])
 
 
@@ -165,7 +161,7 @@ def test_a_rank_whose_peer_fails_shows_the_peers_traceback_and_nothing_before_it
             raise ZeroDivisionError("a bug in the user's loss")
         session.sum(1.0)
 
-    with pytest.raises(PeerFailedError, match="a bug in the user's loss") as caught:
+    with pytest.raises(RankFailedError, match="a bug in the user's loss") as caught:
         run_ranks(2, body)
     shown = "".join(traceback.format_exception(caught.value))
     assert shown.startswith("Traceback")
@@ -175,11 +171,11 @@ def test_a_rank_whose_peer_fails_shows_the_peers_traceback_and_nothing_before_it
 
 def test_a_meeting_that_is_given_up_shows_why_and_nothing_before_it() -> None:
     def check(_: float) -> None:
-        raise PeerFailedError(1, "ZeroDivisionError")
+        raise RankFailedError(1, "ZeroDivisionError")
 
     never = threading.Event()
-    with pytest.raises(PeerFailedError) as caught:
-        patiently(lambda: never.wait(60.0), check)
+    with pytest.raises(RankFailedError) as caught:
+        interruptible(lambda: never.wait(60.0), check)
     never.set()
     assert caught.value.__context__ is None
 
@@ -187,7 +183,7 @@ def test_a_meeting_that_is_given_up_shows_why_and_nothing_before_it() -> None:
 @pytest.mark.parametrize("sees_through", [False, True])
 def test_a_lost_peer_is_all_that_is_shown_of_a_failed_sum(sees_through: bool) -> None:
     made, _ = group(sees_through=sees_through)
-    with pytest.raises(PeerLostError) as caught:
+    with pytest.raises(WorkerLostError) as caught:
         made.wait(Sum(0, "NCCL error: remote process exited"))  # type: ignore[arg-type]
     assert caught.value.__context__ is None
 
@@ -198,7 +194,7 @@ BIG = 2**62  # cards whose numbers differ in the last place only
 @pytest.mark.parametrize(("cards", "can"), [((BIG, BIG + 1), True), ((BIG, BIG), False)])
 def test_ranks_tell_their_cards_apart(cards: tuple[int, int], can: bool) -> None:
     def body(session: Any) -> bool:
-        return on_cards(session._group, cards[session.rank], elastic=False)
+        return on_cards(control_of(session), cards[session.rank], elastic=False)
 
     assert run_ranks(2, body) == [can, can]
 
@@ -207,7 +203,7 @@ WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 def elastic(session: Any) -> bool:
-    return on_cards(session._group, session.rank + 1, elastic=True)
+    return on_cards(control_of(session), session.rank + 1, elastic=True)
 
 
 @pytest.fixture
@@ -221,12 +217,12 @@ def untold(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_elastic_run_goes_through_host_memory_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _tell.cache_clear()
+    _log_once.cache_clear()
     caplog.set_level(logging.INFO, logger="evenstep")
     for _ in range(2):  # generations
         assert run_ranks(2, elastic) == [False, False]
     assert WATCHDOG not in os.environ
-    told = [r.message for r in caplog.records if "go through host memory" in r.message]
+    told = [r.message for r in caplog.records if "reduced in host memory" in r.message]
     assert len(told) == 1
     assert "EVENSTEP_NCCL=1" in told[0]
 
@@ -248,9 +244,9 @@ def test_the_watchdog_is_off_while_an_elastic_group_is_made_and_for_nobody_else(
 
 
 def test_workers_on_processors_hear_nothing_of_cards(caplog: pytest.LogCaptureFixture) -> None:
-    _tell.cache_clear()
+    _log_once.cache_clear()
     caplog.set_level(logging.INFO, logger="evenstep")
-    assert run_ranks(2, lambda s: on_cards(s._group, 0, elastic=True)) == [False, False]
+    assert run_ranks(2, lambda s: on_cards(control_of(s), 0, elastic=True)) == [False, False]
     assert "host memory" not in caplog.text
 
 
@@ -287,7 +283,7 @@ def test_closing_a_group_aborts_what_is_blocked_in_it(order: list[int]) -> None:
 def test_a_process_that_leaves_while_a_sum_is_blocked_ends_in_order() -> None:
     code = """
 import torch
-from evenstep.train.comm.group import await_closed
+from evenstep.train.comm.transfer import await_closed
 from tests.train.comm.test_group import ring
 
 ranks = ring(5)
@@ -304,8 +300,8 @@ await_closed(3600.0)
 
 def test_a_closed_group_sums_nothing_instead_of_giving_back_the_ranks_own_value() -> None:
     def body(session: Any) -> None:
-        session._group.close()
+        control_of(session).close()
         with pytest.raises(GroupGoneError, match="has closed its group of 2 workers"):
-            session._group.sum(torch.ones(1))
+            control_of(session).sum(torch.ones(1))
 
     run_ranks(2, body)

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from evenstep.train.data.loader import Weight
-from evenstep.train.measure.lr_scale import Rate
+from evenstep.train.measure.lr_scale import LrScale
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks
 from tests.train.test_loop import data, made, mse, result
 
 
-def moved(rate: Rate, step: int, lr: float = 0.5) -> float:
+def moved(rate: LrScale, step: int, lr: float = 0.5) -> float:
     """By how much one step of SGD moves a weight whose gradient is 1."""
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=lr)
@@ -28,14 +28,14 @@ def moved(rate: Rate, step: int, lr: float = 0.5) -> float:
 
 
 def test_a_factor_counts_in_steps_and_not_in_the_users_rate() -> None:
-    rate = Rate()
+    rate = LrScale()
     assert moved(rate, 3) == 0.5
     rate.aim(4, 3.0)
     assert [moved(rate, step) for step in (3, 4, 5)] == [0.5, 1.5, 1.5]
 
 
 def test_warming_up_goes_in_even_steps_from_where_it_was() -> None:
-    rate = Rate()
+    rate = LrScale()
     rate.aim(0, 2.0)
     rate.aim(10, 4.0, over_steps=4)
     assert [rate.at(step) for step in (9, 10, 11, 12, 13, 14)] == [2.0, 2.5, 3.0, 3.5, 4.0, 4.0]
@@ -44,7 +44,7 @@ def test_warming_up_goes_in_even_steps_from_where_it_was() -> None:
 
 
 def test_a_new_aim_keeps_what_is_left_of_warming_up() -> None:
-    rate = Rate()
+    rate = LrScale()
     rate.aim(0, 3.0, over_steps=10)
     rate.aim(4, 3.5, rate.steps_left(4))
     assert rate.at(4) == pytest.approx(rate.at(3) + (3.5 - rate.at(3)) / 6)
@@ -53,7 +53,7 @@ def test_a_new_aim_keeps_what_is_left_of_warming_up() -> None:
 
 
 def test_a_worker_that_joins_goes_on_with_it() -> None:
-    rate, joiner = Rate(), Rate()
+    rate, joiner = LrScale(), LrScale()
     rate.aim(5, 4.0, over_steps=10)
     joiner.load_state_dict(rate.state_dict())
     assert [joiner.at(step) for step in range(20)] == [rate.at(step) for step in range(20)]
@@ -63,7 +63,7 @@ def test_a_rate_that_is_a_tensor_is_not_changed_in_place() -> None:
     weight = nn.Parameter(torch.zeros(1))
     lr = torch.tensor(0.5)
     optimizer = torch.optim.SGD([weight], lr=lr)
-    rate = Rate()
+    rate = LrScale()
     rate.attach(optimizer)
     rate.aim(0, 2.0)
     weight.grad = torch.ones(1)
@@ -115,8 +115,9 @@ def test_norms_for_the_gradients_noise_are_those_of_the_means(weight: Weight | N
                 whole = sum(
                     float((p.grad**2).sum()) for p in net.parameters() if p.grad is not None
                 )
-                assert session._squared_norm() == pytest.approx(whole, rel=1e-6)
-                return session.counted, norm, session._squared_norm(own=True), whole
+                grad_squared_norm = session._replica.model.reducer.grad_squared_norm
+                assert grad_squared_norm() == pytest.approx(whole, rel=1e-6)
+                return session.counted, norm, grad_squared_norm(own=True), whole
         raise AssertionError("no step")
 
     for counted, norm, told, _ in run_ranks(3, body, batch={"lr_rule": "adascale"}):
@@ -143,7 +144,7 @@ def test_after_the_session_an_optimizer_steps_by_the_users_own_rate() -> None:
 def test_a_rate_that_a_failed_step_left_multiplied_is_the_users_again_after_the_session() -> None:
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.5)
-    rate = Rate()
+    rate = LrScale()
     detach = rate.attach(optimizer)
     rate.aim(0, 3.0)
 

@@ -15,7 +15,8 @@ from evenstep.errors import PlanError
 from evenstep.journal import Journal, read
 from evenstep.pace import FRESH_STEPS
 from evenstep.strict import build
-from evenstep.train.plan.local import Agent
+from evenstep.train.plan.local import LocalPlanner
+from evenstep.train.plan.planner import StepResult
 from evenstep.train.reduce.pulse import Report
 from evenstep.types import StepDone, Worker
 from tests.decide.heedless import Heedless
@@ -27,17 +28,31 @@ def report(compute_s: float) -> Report:
     )
 
 
+def done(step: int, *reports: Report) -> StepResult:
+    return StepResult(
+        step=step, seconds=0.02, reports=reports, grad_squared_norm=0.0, position=64 * step
+    )
+
+
+class Now:
+    """A clock that the test sets."""
+
+    s = 0.0
+
+
 def test_it_hears_of_every_calm_step_by_their_means(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     settings = build(Settings, {"policy": "uniform", "batch": {"size": 64}, "workers": {"min": 2}})
     engine = Engine(settings)
     engine.journal = Journal.create(path, settings)
-    agent = Agent(engine, [Worker(id="a"), Worker(id="b")])
+    now = Now()
+    planner = LocalPlanner(engine, [Worker(id="a"), Worker(id="b")], lambda: now.s)
     # Shorter than what a decision has to wait for, and so many that a busy machine makes some.
     noise = [0.02 + 0.00001 * (step % 7) for step in range(10_000)]
     for step, compute_s in enumerate(noise):
-        agent.report(0.02 * step, step, 0.02, [report(compute_s), report(0.02)])
-    agent.close()
+        now.s = 0.02 * step
+        planner.report(done(step, report(compute_s), report(0.02)))
+    planner.close()
     told = [record.event for record in read(path)[1] if isinstance(record.event, StepDone)]
     # The first few are told by themselves, unless the machine is too busy to decide on them.
     calm = [(a.step, b) for a, b in pairwise(told) if a.step >= FRESH_STEPS]
@@ -53,12 +68,14 @@ def test_a_policy_that_ignores_caps_is_told_and_the_last_plan_stays(
     monkeypatch.setitem(POLICIES, "heedless", Heedless)
     policy = {"name": "heedless", "at_first": False}
     engine = Engine(build(Settings, {"policy": policy, "batch": {"size": 64}}))
-    agent = Agent(engine, [Worker(id="a"), Worker(id="b", cap=8)])
-    first = agent.take(0)
+    planner = LocalPlanner(engine, [Worker(id="a"), Worker(id="b", cap=8)], lambda: 0.0)
+    first = planner.next(0)
     assert first is not None
     assert first.shares == (56, 8)
-    agent.report(0.0, 0, 0.02, [report(0.02), report(0.02)])
-    agent.close()
-    assert isinstance(agent.failure, PlanError)
-    assert "policy heedless gave worker b 32 samples, more than its cap of 8" in str(agent.failure)
-    assert agent.take(1) is None
+    planner.report(done(0, report(0.02), report(0.02)))
+    planner.close()
+    assert isinstance(planner.failure, PlanError)
+    assert "policy heedless gave worker b 32 samples, more than its cap of 8" in str(
+        planner.failure
+    )
+    assert planner.next(1) is None

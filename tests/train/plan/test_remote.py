@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from evenstep.messages import Generation, Stepped
 from evenstep.pace import FRESH_STEPS, PART, SAVED_S
-from evenstep.train.plan.remote import TELLING_S, Reporter
+from evenstep.train.plan.planner import StepResult
+from evenstep.train.plan.remote import MESSAGE_S, RemotePlanner
 from evenstep.train.reduce.pulse import Report
 
 STEP_S, SHARE = 0.01, 32
@@ -22,18 +23,26 @@ class Run:
 
     def __init__(self) -> None:
         self.now_s, self.step, self.told = 0.0, 0, list[Stepped]()
-        self.reporter = Reporter(self.told.append, lambda: self.now_s)
+        self.planner = RemotePlanner(self, lambda: self.now_s)
+        self.leads = True
+        self.current: Generation
+
+    def take_plan(self) -> None:
+        return None
+
+    def send(self, message: Stepped) -> None:
+        self.told.append(message)
 
     def train(self, number: int, steps: Sequence[Sequence[float]]) -> None:
         """Steps of a generation that has just begun."""
-        by = Generation(
+        self.current = Generation(
             number=number,
             roster=("a", "b"),
             shares=(SHARE, SHARE),
             reason="",
             planned=True,
         )
-        self.reporter.look_closely()
+        self.planner.watch_closely()
         for both in steps:
             self.now_s += STEP_S
             reports = [
@@ -47,7 +56,16 @@ class Run:
                 )
                 for compute_s in both
             ]
-            self.reporter.step(by, self.step, STEP_S, reports, 0.0, position=0)
+            self.planner.reduced()
+            self.planner.report(
+                StepResult(
+                    step=self.step,
+                    seconds=STEP_S,
+                    reports=reports,
+                    grad_squared_norm=0.0,
+                    position=0,
+                )
+            )
             self.step += 1
 
 
@@ -58,7 +76,7 @@ UNEVEN = (STEP_S, 0.3 * STEP_S)
 def test_calm_steps_are_told_together() -> None:
     run = Run()
     run.train(1, [EVEN] * 1000)
-    assert len(run.told) < 1000 * STEP_S * PART / TELLING_S + FRESH_STEPS
+    assert len(run.told) < 1000 * STEP_S * PART / MESSAGE_S + FRESH_STEPS
     assert [m.step for m in run.told[:FRESH_STEPS]] == list(range(FRESH_STEPS))
     last = run.told[-1]
     assert sum(1 + m.quiet.num for m in run.told) == last.step + 1
@@ -107,4 +125,4 @@ def test_no_step_is_told_twice_or_forgotten_and_messages_stay_few(
     told = sum(2 * SHARE + m.quiet.samples for m in run.told)
     if run.told:
         assert told == 2 * SHARE * (run.told[-1].step + 1)
-    assert len(run.told) <= (SAVED_S + PART * run.now_s) / TELLING_S + 1
+    assert len(run.told) <= (SAVED_S + PART * run.now_s) / MESSAGE_S + 1

@@ -22,7 +22,7 @@ from torch import nn
 import evenstep
 from evenstep.errors import ConfigError
 from evenstep.train.recover.checkpoint import CheckpointError, Checkpoints, load
-from evenstep.train.recover.state import State
+from evenstep.train.recover.state import TrainingState
 
 DEADLINE_S = 600.0
 
@@ -49,7 +49,7 @@ class Everything:
         self.held = state
 
 
-def worker(value: float = 0.0, width: int = 8) -> State:
+def worker(value: float = 0.0, width: int = 8) -> TrainingState:
     net = nn.Linear(width, width)
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.ones(1, width)).sum().backward()
@@ -58,10 +58,12 @@ def worker(value: float = 0.0, width: int = 8) -> State:
         for param in net.parameters():
             param.fill_(value)
             optimizer.state[param]["exp_avg"].fill_(value)
-    return State({"net": net}, {"optimizer": optimizer}, {"step": int(value), "generation": 3})
+    return TrainingState(
+        {"net": net}, {"optimizer": optimizer}, {"step": int(value), "generation": 3}
+    )
 
 
-def value(state: State) -> float:
+def value(state: TrainingState) -> float:
     """The one number that all of a worker's tensors hold, if it is whole."""
     net = state.models["net"]
     optimizer: Any = state.things["optimizer"]
@@ -105,12 +107,12 @@ def test_what_was_saved_is_gone_on_from(tmp_path: Path) -> None:
 def test_all_kinds_of_values_survive_and_torch_alone_can_read_them(tmp_path: Path) -> None:
     one, other = Everything(), Everything()
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, State({}, {"all": one}, {}))
+    checkpoints.save(1, TrainingState({}, {"all": one}, {}))
     checkpoints.close()
     found = checkpoints.newest()
     assert found is not None
     other.held = None
-    State({}, {"all": other}, {}).apply(found.tree)
+    TrainingState({}, {"all": other}, {}).apply(found.tree)
     assert str(other.held) == str(one.held)
     assert isinstance(other.held["counter"], Counter)
     assert other.held["turned"].stride() == one.held["turned"].stride()
@@ -376,7 +378,9 @@ def test_a_model_may_be_compiled_or_not(tmp_path: Path) -> None:
     found = save(tmp_path, 1).newest()
     assert found is not None
     net: Any = torch.compile(nn.Linear(8, 8))
-    State({"net": net}, {"optimizer": torch.optim.Adam(net.parameters())}, {}).apply(found.tree)
+    TrainingState({"net": net}, {"optimizer": torch.optim.Adam(net.parameters())}, {}).apply(
+        found.tree
+    )
     assert all(param.eq(1).all() for param in net.parameters())
 
 
@@ -385,7 +389,7 @@ def test_another_optimizer_is_refused_by_name(tmp_path: Path) -> None:
     assert found is not None
     net = nn.Linear(8, 8)
     groups = [{"params": [p]} for p in net.parameters()]
-    other = State({"net": net}, {"optimizer": torch.optim.Adam(groups)}, {})
+    other = TrainingState({"net": net}, {"optimizer": torch.optim.Adam(groups)}, {})
     with pytest.raises(ConfigError, match="optimizer: does not take the run's state"):
         other.apply(found.tree)
 

@@ -21,10 +21,10 @@ from evenstep.train.comm.group import Group
 from evenstep.train.reduce.batch_norm import (
     SyncNorm,
     average_buffers,
-    find,
-    notice,
+    disconnect,
+    local_layers,
+    local_stats_warning,
     synchronise,
-    untie,
 )
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks
@@ -224,7 +224,7 @@ def test_once_the_group_is_gone_the_layers_of_a_void_step_go_on() -> None:
     """Whatever they compute does not count; but it must not end the run."""
 
     def body(group: Group) -> bool:
-        layer = synchronise(nn.BatchNorm1d(3), group, lambda: 0.0, on_gone=lambda _: None)
+        layer = synchronise(nn.BatchNorm1d(3), group, lambda: 0.0, on_lost=lambda _: None)
         group.close()
         return bool(layer(torch.randn(1, 3)).isfinite().all())
 
@@ -334,8 +334,8 @@ def test_a_void_step_asks_nobody_even_where_there_is_a_new_group_already() -> No
 
 def test_layers_of_a_saved_model_or_of_an_ended_session_are_synchronised_again() -> None:
     net = synchronise(network(), alone(), lambda: 1.0)
-    untie(net)
-    assert find(net) == ["1", "4"]
+    disconnect(net)
+    assert local_layers(net) == ["1", "4"]
     new = alone()
     synchronise(net, new, lambda: 1.0)
     assert [m.group for m in net.modules() if isinstance(m, SyncNorm)] == [new] * 2
@@ -369,12 +369,12 @@ def test_a_layer_with_a_forward_of_its_own_is_refused_and_nothing_is_changed() -
 
 def test_layers_with_local_statistics_are_found_and_told_of() -> None:
     net = nn.Sequential(network(), network())
-    assert find(net) == ["0.1", "0.4", "1.1", "1.4"]
-    told = notice(find(net))
+    assert local_layers(net) == ["0.1", "0.4", "1.1", "1.4"]
+    told = local_stats_warning(local_layers(net))
     assert "0.1, 0.4, 1.1 and 1 more" in told
     assert "sync_batchnorm=True" in told
-    assert "the model" in notice(find(nn.BatchNorm1d(3)))
-    assert find(synchronise(net, alone(), lambda: 1.0)) == []
+    assert "the model" in local_stats_warning(local_layers(nn.BatchNorm1d(3)))
+    assert local_layers(synchronise(net, alone(), lambda: 1.0)) == []
 
 
 def test_running_buffers_are_averaged_by_share() -> None:

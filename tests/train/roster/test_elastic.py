@@ -21,10 +21,12 @@ import evenstep
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import Generation
-from evenstep.train.comm.group import PeerLostError
-from evenstep.train.roster.elastic import ElasticSession
-from evenstep.train.roster.membership import LeftError
-from evenstep.train.roster.regroup import leave_message
+from evenstep.train.comm.group import WorkerLostError
+from evenstep.train.join import elastic_session
+from evenstep.train.replica import Options
+from evenstep.train.roster.elastic import ElasticRoster
+from evenstep.train.roster.generations import LeftError, leave_message
+from evenstep.train.session import Session
 from tests.coordinate.hosted import Hosted, hosted
 from tests.launch.unconfigured import unconfigured
 
@@ -38,10 +40,15 @@ def run(tmp_path: Path) -> Iterator[Hosted]:
         yield there
 
 
-def join(run: Hosted) -> closing[ElasticSession]:
+def join(run: Hosted) -> closing[Session]:
     return closing(
-        ElasticSession(CoordinatorAddress(host=run.name, port=run.port, token=run.token), {})
+        elastic_session(CoordinatorAddress(host=run.name, port=run.port, token=run.token))
     )
+
+
+def apart(session: Session) -> bool:
+    assert isinstance(session._roster, ElasticRoster)
+    return session._roster._tracker._progress().apart
 
 
 def go_on(up: Any) -> None:
@@ -112,11 +119,13 @@ def test_a_scheduler_that_the_run_was_not_given_is_refused(
             session.register("schedule", schedule)
         session.loader(torch.utils.data.TensorDataset(torch.zeros(8, 2)), batch=4)
         if how == "not":
-            told = r"that of SGD is not known to the run: .* session.prepare\(model, optimizer, sch"
+            told = (
+                r"the one of SGD is not known to the run: .* session.prepare\(model, optimizer, sch"
+            )
             with pytest.raises(ConfigError, match=told):
-                session.enter()
+                session._roster.enter()
         else:
-            session.enter()
+            session._roster.enter()
             assert session.generation == 1
 
 
@@ -128,11 +137,11 @@ def test_a_heartbeat_tells_steps_from_what_the_script_does_between_them(run: Hos
         loader = session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
         told = []
         for (x,) in loader:
-            told.append(session._member.control._progress().apart)
+            told.append(apart(session))
             model(x).mean().backward()
-            told.append(session._member.control._progress().apart)
+            told.append(apart(session))
             optimizer.step()
-        told.append(session._member.control._progress().apart)
+        told.append(apart(session))
     assert told == [False, True, False, True, True]
 
 
@@ -146,7 +155,7 @@ def test_a_worker_says_when_it_joins_and_when_and_why_it_leaves(
         model = torch.nn.Linear(2, 1)
         session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
-        session.enter()
+        session._roster.enter()
     printed = capsys.readouterr().err.splitlines()
     said = [line.partition(" evenstep: ")[2] for line in printed]  # the coordinator's, too
     assert f"admitted to the run at {run.address} as w7" in said
@@ -182,10 +191,10 @@ def test_the_leader_tells_of_local_batch_normalisation_once_there_are_several_wo
 ) -> None:
     def one(num_workers: int) -> int:
         where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
-        with ElasticSession(where, {"workers": {"min": num_workers}}) as session:
+        with elastic_session(where, Options(settings={"workers": {"min": num_workers}})) as session:
             session.prepare(torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)))
             session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
-            session.enter()
+            session._roster.enter()
             return session.world
 
     with ThreadPoolExecutor(2) as pool:
@@ -200,7 +209,7 @@ def test_one_worker_alone_hears_nothing_of_batch_normalisation(
     with join(run) as session:
         session.prepare(torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)))
         session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
-        session.enter()
+        session._roster.enter()
     assert "BatchNorm" not in caplog.text
 
 
@@ -216,7 +225,7 @@ def test_after_a_session_that_ends_in_a_void_step_optimizers_and_schedulers_are_
         loader = session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
         for (x,) in loader:
             model(x).mean().backward()
-            session._gone(PeerLostError("a worker was lost"))
+            session._roster.lost(WorkerLostError("a worker was lost"))
             optimizer.step()
             schedule.step()
             break
@@ -237,13 +246,13 @@ def test_a_worker_that_leaves_keeps_its_priority(run: Hosted) -> None:
     """With less of it, a worker takes minutes to leave a host that is busy with other work."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
-    with pytest.raises(LeftError) as left, ElasticSession(where, {}) as session:
+    with pytest.raises(LeftError) as left, elastic_session(where) as session:
         train_until_stopped(run, session)
     assert left.value.code == 0
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
-def train_until_stopped(run: Hosted, session: ElasticSession) -> None:
+def train_until_stopped(run: Hosted, session: Session) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session.prepare(model, optimizer)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from evenstep.train.roster.position import Ahead, Position, compare
+from evenstep.train.roster.position import Ahead, Position, compare_positions
 from tests.train.comm.test_group import ring
 
 
@@ -16,7 +16,9 @@ def compared(positions: Sequence[Position], gradients: Sequence[bool] = ()) -> A
     used = gradients or [False] * len(positions)
     ranks = ring(len(positions))
     with ThreadPoolExecutor(len(ranks)) as pool:
-        told = list(pool.map(lambda g, p, u: compare(g, p, gradients=u), ranks, positions, used))
+        told = list(
+            pool.map(lambda g, p, u: compare_positions(g, p, gradients=u), ranks, positions, used)
+        )
         for rank in ranks:
             rank.close()
     assert all(one == told[0] for one in told)
@@ -57,7 +59,7 @@ def test_the_last_sum_reaches_those_who_miss_it() -> None:
     positions = [at(6, sums=2), Position(begun=True, steps=6, sums=3, sum_bytes=4), at(6, sums=2)]
 
     def learn(rank: int) -> torch.Tensor:
-        ahead = compare(ranks[rank], positions[rank], gradients=False)
+        ahead = compare_positions(ranks[rank], positions[rank], gradients=False)
         return ahead.last_sum(ranks[rank], kept[rank])
 
     with ThreadPoolExecutor(3) as pool:

@@ -1,6 +1,6 @@
-"""The address under which peers reach this process: that of the interface which reaches the store.
+"""The address at which other ranks reach this process: that of the interface towards the store.
 
-Gloo by itself takes what the host's own name resolves to, which is loopback on many systems.
+By itself, Gloo takes what the host's own name resolves to, which is loopback on many systems.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from contextlib import suppress
 from ipaddress import ip_address
 
 from evenstep.errors import EvenstepError
-from evenstep.train.comm.agreement import Meeting
+from evenstep.train.comm.shared_store import SharedStore
 
 
-def own_address(meeting: Meeting, host: str, port: int) -> str:
-    """This process's address for its peers; all ranks ask. `host` and `port` are the store's."""
-    mine, seen = route(host, port)
-    meeting.tell("address", seen)
+def reachable_address(shared: SharedStore, host: str, port: int) -> str:
+    """This process's address for other ranks, given the store's. All ranks call it."""
+    mine, store_seen_from_here = route(host, port)
+    shared.publish("address", store_seen_from_here)
     if ip_address(mine).is_loopback:
-        # The store is on this host. Its name may be loopback here alone: others know it better.
-        for elsewhere in meeting.hear_all("address"):
-            if not ip_address(elsewhere).is_loopback:
-                return str(elsewhere)
+        # The store is on this host, and its name may be loopback only here: ask the others.
+        for seen in shared.read_all("address"):
+            if not ip_address(seen).is_loopback:
+                return str(seen)
     return mine
 
 
 def route(host: str, port: int) -> tuple[str, str]:
-    """The address that this machine reaches a host from, and the host's as seen from here."""
+    """The address from which this machine reaches a host, and the host's as seen from here."""
     # IPv4 first where there are both: all ranks must choose alike.
     for family, kind, proto, _, target in sorted(
         socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     ):
         with suppress(OSError), socket.socket(family, kind, proto) as s:
-            s.connect(target)  # sends nothing: the kernel only looks for the way
+            s.connect(target)  # sends nothing: the kernel only picks a route
             return str(s.getsockname()[0]), str(target[0])
-    raise EvenstepError(f"no way from here to the store at {host}:{port}. Check MASTER_ADDR.")
+    raise EvenstepError(f"no route from here to the store at {host}:{port}. Check MASTER_ADDR.")

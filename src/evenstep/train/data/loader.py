@@ -1,36 +1,64 @@
-"""Batches by step number: each worker's share of the one order, cut by the plan in force."""
+"""Batches by step number: each worker's share of one common order, cut by the plan in force."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from evenstep.config import BatchSettings
+from evenstep.decide.learning import global_batch
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.data.order import Order, cut
-from evenstep.train.reduce.pulse import MOST_SAMPLES
-
-if TYPE_CHECKING:
-    from evenstep.train.session import Session
+from evenstep.train.plan.plans import Plans
+from evenstep.train.reduce.pulse import MAX_BATCH
+from evenstep.train.step import Batch, Step
 
 Weight = Callable[[Any], float]
 
 
-class ShareSampler(Sampler[list[int]]):
-    """The indices of this worker's share, step by step, from the cursor on.
+class Workers(Protocol):
+    """The roster, as the loader needs it."""
 
-    A worker without a share in a step gets one stand-in sample that counts nothing, so that the
-    user's loop never meets an empty batch.
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+
+    def enter(self) -> None:
+        """Join a generation, if this worker is in none yet."""
+        ...
+
+    def settle(self, *, in_loop: bool) -> int:
+        """Between two steps: make every pending roster change. Returns the generation."""
+        ...
+
+    def fall_behind(self) -> None:
+        """The roster is in a later epoch than this worker's loop, which therefore ends."""
+        ...
+
+
+class BatchObserver(Protocol):
+    """Sees dataset and batches before the script does, as `evenstep verify` needs."""
+
+    def watch_data(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]: ...
+    def begin_step(self, batch: Any, num_counted: int) -> Any: ...
+
+
+class ShareSampler(Sampler[list[int]]):
+    """The indices of this worker's share, step by step, from a given position on.
+
+    A worker without a share in a step gets a stand-in of one sample that counts for nothing, so
+    that the user's loop never sees an empty batch.
     """
 
     def __init__(
         self, order: Order, shares_at: Callable[[int], tuple[int, ...]], rank: int
     ) -> None:
         self.order, self.rank = order, rank
-        self.epoch = self.begin = self.step = 0  # where to begin: a sample of an epoch, and a step
+        self.epoch = self.begin = self.step = 0  # where to begin: epoch, sample of it, and step
         self._shares_at = shares_at
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -48,143 +76,177 @@ class ShareSampler(Sampler[list[int]]):
 
 
 class Loader:
-    """What `session.loader` returns: iterate it once an epoch.
+    """What `session.loader` returns: iterate it once per epoch.
 
-    A loop that is left, by `break` say, has used what it was trained on: another one goes on with
-    the samples that come next in the epoch. A batch without a backward pass comes again.
+    Samples of a loop that was left, by `break` say, count as used if they were trained on; the next
+    loop continues with the rest of the epoch. A batch without a backward pass comes again.
     """
 
     def __init__(
         self,
-        session: Session,
         dataset: Dataset[Any],
         *,
+        step: Step,
+        plans: Plans,
+        workers: Workers,
+        check_open: Callable[[str], None],
+        end_epoch: Callable[[], None],
         batch: BatchSettings,
         weight: Weight | None,
         seed: int,
         shuffle: bool,
         drop_last: bool,
+        observer: BatchObserver | None = None,
         **options: Any,
     ) -> None:
         check_dataset(dataset, batch.limit or batch.size, options)
-        self._session, self._weight = session, weight
+        self._step, self._plans, self._workers = step, plans, workers
+        self._check_open, self._end_epoch = check_open, end_epoch
+        self._weight, self._observer = weight, observer
         self.batch = batch
         self.epoch = self.cursor = 0  # the epoch, and the sample of it, that comes next
-        self._taken: tuple[int, int] | None = None  # the step in hand, and where it ends
-        self._loops, self._was_left = 0, False
-        if session.probe is not None:
-            dataset, options = session.probe.watch_data(dataset, options)
+        self._batch_end: int | None = None  # the sample at which the batch in hand ends
+        self._num_loops, self._was_left = 0, False
+        if observer is not None:
+            dataset, options = observer.watch_data(dataset, options)
         length = len(dataset)  # type: ignore[arg-type]
         self.order = Order(length=length, seed=seed, shuffle=shuffle, drop_last=drop_last)
-        self.sampler = ShareSampler(self.order, session.shares_at, session.rank)
-        self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
-        workers = self._loader.num_workers
-        self.prefetched = workers * (self._loader.prefetch_factor or 0)
+        self._sampler = ShareSampler(self.order, plans.shares_at, workers.rank)
+        self._loader = DataLoader(dataset, batch_sampler=self._sampler, **options)
+        self.prefetched = self._loader.num_workers * (self._loader.prefetch_factor or 0)
 
     def __len__(self) -> int:
         """Steps in an epoch of the present global batch."""
-        return self.order.num_steps(self._session.batch)
-
-    def __iter__(self) -> Iterator[Any]:
-        session, order = self._session, self.order
-        session.check_open("session.loader")
-        session.enter()
-        self.leave()
-        self._loops, self._was_left = self._loops + 1, False
-        loop = self._loops
-        epoch, cut_for = self.epoch, 0
-        batches: Iterator[Any] = iter(())
-        while order.end(self.cursor, session.batch) > self.cursor:
-            generation = session.settle(may_rest=True)
-            if self.epoch != epoch:  # it was a spare meanwhile: the script asks for the epoch anew
-                session.fall_behind()
-                return
-            step, shares = session.step, session.shares_at(session.step)
-            begin, end = self.cursor, order.end(self.cursor, sum(shares))
-            if end == begin:
-                break  # others have taken the epoch's last step
-            if generation != cut_for:  # what is prefetched was cut for another roster
-                self.sampler.rank = session.rank
-                self.sampler.epoch, self.sampler.begin, self.sampler.step = self.epoch, begin, step
-                cut_for, batches = generation, iter(self._loader)
-            session.begin_fetch()
-            batch = next(batches)
-            low, high = cut(end - begin, shares)[session.rank]
-            if session.probe is not None:
-                batch = session.probe.begin_step(batch, high - low)
-            weight = float(high - low)
-            if self._weight is not None and high > low:
-                weight = float(self._weight(batch))
-                if not 0 <= weight < math.inf:
-                    raise EvenstepError(
-                        f"weight=... gave {weight} for the batch of step {step}: what a mean loss "
-                        "counts for, its number of tokens say, is finite and not negative"
-                    )
-            session.begin_step(step, samples=high - low, weight=weight, total=end - begin)
-            self._taken = step, end
-            try:
-                yield batch
-            except GeneratorExit:  # by `break`, by an error, or when memory is collected: who knows
-                if loop == self._loops and self._taken is not None:
-                    self._was_left = True
-                    session.left()
-                raise
-            if loop != self._loops:
-                raise EvenstepError(
-                    "this loop over session.loader(...) was left for another one, and its samples "
-                    "are used. Go on with the newest iterator alone."
-                )
-            self._end_step()
-        next(batches, None)  # lets loader workers end as they like to
-        # For whoever gets this state meanwhile: with a batch that has shrunk, what `drop_last`
-        # leaves out might make a step again.
-        self.cursor = order.length
-        session.end_epoch()  # which may bring the state of others who are through it
-        self.epoch, self.cursor = epoch + 1, 0
+        return self.order.num_steps(self.global_batch)
 
     @property
-    def reached(self) -> int:
-        """The sample that comes next, also where a loop was left and not gone on with yet."""
-        if self._taken is not None and self._session.is_left_behind:
-            return max(self.cursor, self._taken[1])
+    def global_batch(self) -> int:
+        """Samples of the coming step, over all workers."""
+        if self._plans:
+            return sum(self._plans.shares_at(self._step.num_done))
+        return global_batch(self.batch, self._workers.world)
+
+    @property
+    def position(self) -> int:
+        """Samples of the whole job before the step at hand."""
+        return self.epoch * self.order.length + self.cursor
+
+    @property
+    def num_used(self) -> int:
+        """Samples of the whole job that are used, including those of a loop that was left."""
+        return self.epoch * self.order.length + self._next_sample
+
+    def __iter__(self) -> Iterator[Any]:
+        step, order = self._step, self.order
+        self._check_open("session.loader")
+        self._workers.enter()
+        self.leave()
+        self._num_loops, self._was_left = self._num_loops + 1, False
+        loop, epoch, cut_for = self._num_loops, self.epoch, 0
+        batches: Iterator[Any] = iter(())
+        while order.end(self.cursor, self.global_batch) > self.cursor:
+            generation = self._workers.settle(in_loop=True)
+            if self.epoch != epoch:  # this worker was a spare meanwhile: session.epochs moves on
+                self._workers.fall_behind()
+                return
+            begin = self.cursor
+            end = order.end(begin, sum(self._plans.shares_at(step.number)))
+            if end == begin:
+                break  # the other workers have taken the epoch's last step
+            if generation != cut_for:  # prefetched batches were cut for another roster
+                cut_for, batches = generation, self._restart(begin)
+            step.begin_fetch()
+            batch = self._take(next(batches), begin, end)
+            try:
+                yield batch
+            except GeneratorExit:  # by `break`, an error, or the garbage collector
+                if loop == self._num_loops and self._batch_end is not None:
+                    self._was_left = True
+                    step.leave()
+                raise
+            if loop != self._num_loops:
+                raise EvenstepError(
+                    "this loop over session.loader(...) was left for another one, which has used "
+                    "its samples. Continue with the newest iterator only."
+                )
+            self._end_step()
+        next(batches, None)  # lets loader processes shut down cleanly
+        # For workers that adopt this state now: if the batch has shrunk, what `drop_last` leaves
+        # out might make up a step again.
+        self.cursor = order.length
+        self._end_epoch()  # may load the state of workers that are in the next epoch already
+        self.epoch, self.cursor = epoch + 1, 0
+
+    def _restart(self, begin: int) -> Iterator[Any]:
+        """Batches from a sample of this epoch on, cut for the present roster."""
+        self._sampler.rank = self._workers.rank
+        self._sampler.epoch, self._sampler.begin = self.epoch, begin
+        self._sampler.step = self._step.number
+        return iter(self._loader)
+
+    def _take(self, batch: Any, begin: int, end: int) -> Any:
+        """Take a fetched batch in hand; what the script is to see of it."""
+        number = self._step.number
+        low, high = cut(end - begin, self._plans.shares_at(number))[self._workers.rank]
+        samples = high - low
+        if self._observer is not None:
+            batch = self._observer.begin_step(batch, samples)
+        weight = float(samples)
+        if self._weight is not None and samples:
+            weight = float(self._weight(batch))
+            if not 0 <= weight < math.inf:
+                raise EvenstepError(
+                    f"weight=... returned {weight} for the batch of step {number}; it must return "
+                    "what the batch's mean loss counts for, such as its number of tokens: a finite "
+                    "number that is not negative"
+                )
+        self._step.fetched(Batch(step=number, samples=samples, weight=weight, total=end - begin))
+        self._batch_end = end
+        return batch
+
+    @property
+    def _next_sample(self) -> int:
+        """The sample that comes next, also where a loop was left after its last step."""
+        if self._batch_end is not None and self._step.is_left and self._step.is_done:
+            return max(self.cursor, self._batch_end)
         return self.cursor
 
     def leave(self) -> None:
-        """End the last step of a loop that is over, if its batch made one."""
-        if self._taken is None:
+        """End the last step of a loop that was left, if its batch made one."""
+        if self._batch_end is None:
             return
-        if self._session.void or self._session.is_done:
+        if self._step.is_void or self._step.is_done:
             self._end_step()
-        self._taken = None
-        self._session.let_go_of_batch()
+        self._batch_end = None
+        self._step.drop()
 
     def leave_epoch(self) -> None:
-        """Begin the next epoch, if the last loop was left in the midst of this one."""
+        """Begin the next epoch, if the last loop was left in the middle of this one."""
         if self._was_left and self.cursor:
             self.epoch, self.cursor = self.epoch + 1, 0
         self._was_left = False
 
     def _end_step(self) -> None:
-        """The batch in hand has been used."""
-        assert self._taken is not None
-        (step, end), self._taken = self._taken, None
-        self._session.end_step(step)
-        self._session.let_go_of_batch()
-        if self._session.step > step:
-            self.cursor = max(self.cursor, end)  # others, whose state it got, may be further
+        """The loop is done with the batch in hand."""
+        assert self._batch_end is not None
+        end, self._batch_end = self._batch_end, None
+        self._step.end()
+        if self._step.number > self._step.batch.step:
+            self.cursor = max(self.cursor, end)  # an adopted state may be further
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the order stands."""
-        return {**self._order(), "epoch": self.epoch, "cursor": self.reached}
+        """The position in the data."""
+        return {**self._definition(), "epoch": self.epoch, "cursor": self._next_sample}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there. Refuses another order than was begun with."""
-        begun = {name: value for name, value in state.items() if name not in ("epoch", "cursor")}
-        if begun != self._order():
-            raise ConfigError("loader", f"was begun with {begun}, now {self._order()}")
+        """Continue from a position. Refuses one in another order or of another batch size."""
+        theirs = {name: value for name, value in state.items() if name not in ("epoch", "cursor")}
+        mine = self._definition()
+        if theirs != mine:
+            raise ConfigError("loader", f"was {theirs} when the run began, and is {mine} now")
         self.epoch, self.cursor = state["epoch"], state["cursor"]
 
-    def _order(self) -> dict[str, Any]:
+    def _definition(self) -> dict[str, Any]:
         batch = self.batch
         sizes = {"batch": batch.size, "per_worker": batch.per_worker, "limit": batch.limit}
         return {**self.order.facts, **sizes}
@@ -200,8 +262,8 @@ def check_dataset(dataset: Any, batch: int, options: dict[str, Any]) -> None:
         )
     if batch < 1:
         raise ConfigError("batch", f"must be 1 or more, got {batch}")
-    if batch > MOST_SAMPLES:
-        raise ConfigError("batch", f"must be at most {MOST_SAMPLES}, got {batch}")
+    if batch > MAX_BATCH:
+        raise ConfigError("batch", f"must be at most {MAX_BATCH}, got {batch}")
     if len(dataset) < batch:
         raise ConfigError(
             "batch", f"{batch} is more than the {len(dataset)} samples of the dataset; lower it"

@@ -6,15 +6,11 @@ On CUDA the moments are events on the stream, read a step later so that nothing 
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import psutil
 import torch
-
-from evenstep.pace import PART
 
 LEAST_S = 1e-9
 
@@ -129,49 +125,3 @@ class Meter:
     def _sum(self, marks: list[Any]) -> float:
         """Of every other stretch, from the first moment on."""
         return sum(map(self._clock.between, marks[::2], marks[1::2]))
-
-
-class Outlook:
-    """Free CPU and memory of this host, read by a thread of its own, off the hot path."""
-
-    def __init__(self, every_s: float = 0.25) -> None:
-        self.free_cpu, self.free_memory = 1.0, 1.0
-        self._done = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch, args=(every_s,), name="evenstep-outlook", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self, every_s: float) -> None:
-        me = psutil.Process()
-        cores = psutil.cpu_count() or 1
-        psutil.cpu_percent(None), me.cpu_percent(None)
-        wait_s = every_s
-        while not self._done.wait(wait_s):
-            begun_s = busy_s()
-            # What others leave: this worker's own use is free to it.
-            used = psutil.cpu_percent(None) / 100 - me.cpu_percent(None) / 100 / cores
-            self.free_cpu = min(1.0, max(0.0, 1.0 - used))
-            memory = psutil.virtual_memory()
-            self.free_memory = memory.available / memory.total
-            # A worker with little CPU looks around less often.
-            wait_s = max(every_s, (busy_s() - begun_s) / PART)
-
-
-def busy_s() -> float:
-    """Seconds that this thread has computed for, or has waited for a CPU to do so.
-
-    That is what a thread beside training takes from it: ten times its own computing, on a worker
-    with a tenth of a core. Waiting for Python's lock is no loss: training has it meanwhile.
-    """
-    try:
-        with open("/proc/thread-self/schedstat") as told:
-            waited_ns = int(told.read().split()[1])
-    except OSError:  # only Linux tells
-        waited_ns = 0
-    return time.thread_time() + waited_ns / 1e9

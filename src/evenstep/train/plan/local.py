@@ -1,62 +1,46 @@
-"""The brain in a thread of the leader: reports go in, the newest plan comes out, nobody waits."""
+"""Plans for a fixed roster: the engine runs in a background thread of the leader."""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from evenstep.engine import Engine
 from evenstep.pace import Means, Pace
-from evenstep.train.measure.meter import busy_s
+from evenstep.train.measure.host_load import thread_busy_s
+from evenstep.train.plan.planner import StepResult
 from evenstep.train.reduce.pulse import RankPlan, Report
 from evenstep.types import Joined, Pause, Plan, StepDone, Worker
 
+log = logging.getLogger("evenstep")
 
-class Agent:
-    """Runs an engine beside training. Its answer is picked up whenever it is there."""
 
-    def __init__(self, engine: Engine, workers: Sequence[Worker]) -> None:
-        self._engine = engine
+class LocalPlanner:
+    """Feeds an engine beside training; a plan is picked up once it is there."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        workers: Sequence[Worker],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine, self._clock, self._began_s = engine, clock, clock()
         self._ids = [w.id for w in workers]
         self._pace, self._means = Pace(), Means()
         self._inbox: queue.SimpleQueue[tuple[float, StepDone] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._newest: Plan | None = None
-        self.failure: BaseException | None = None
+        self.failure: BaseException | None = None  # it plans no more; not logged yet
         self.paused = ""  # why there is no plan
         self._handle(0.0, Joined(workers=tuple(workers)))
-        self._thread = threading.Thread(target=self._run, name="evenstep-agent", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="evenstep-planner", daemon=True)
         self._thread.start()
 
-    def report(
-        self,
-        at_s: float,
-        step: int,
-        seconds: float,
-        reports: Sequence[Report],
-        grad_squared_norm: float = 0.0,
-    ) -> None:
-        """Hand over what a step measured, by rank, if it is worth a decision."""
-        compute_s = [r.compute_s for r in reports]
-        with self._lock:
-            wanted, lively = self._pace.wants(at_s, compute_s), self._pace.lively
-        self._means.add([r.samples for r in reports], compute_s, anew=lively)
-        if not wanted:
-            return
-        rows = map(Report.of, reports, self._ids, *zip(*self._means.take(), strict=True))
-        generation = self._engine.cluster.generation
-        done = StepDone(
-            step=step,
-            generation=generation,
-            seconds=seconds,
-            reports=tuple(rows),
-            grad_squared_norm=grad_squared_norm,
-        )
-        self._inbox.put((at_s, done))
-
-    def take(self, from_step: int) -> RankPlan | None:
-        """The newest plan, once, to be valid from a step on."""
+    def next(self, from_step: int) -> RankPlan | None:
+        """The newest plan, once, valid from a step on."""
         with self._lock:
             plan, self._newest = self._newest, None
         if plan is None:
@@ -64,8 +48,30 @@ class Agent:
         shares = tuple(plan.shares[w] for w in self._ids)
         return RankPlan(from_step=from_step, shares=shares, lr_factor=plan.lr_factor)
 
+    def report(self, result: StepResult) -> None:
+        """Pass a step on to the engine, if it is worth a decision."""
+        if self.failure is not None:
+            log.warning("the balancer stopped; shares stay as they are: %s", self.failure)
+            self.failure = None
+        at_s = self._clock() - self._began_s
+        compute_s = [r.compute_s for r in result.reports]
+        with self._lock:
+            wanted, lively = self._pace.wants(at_s, compute_s), self._pace.lively
+        self._means.add([r.samples for r in result.reports], compute_s, anew=lively)
+        if not wanted:
+            return
+        rows = map(Report.of, result.reports, self._ids, *zip(*self._means.take(), strict=True))
+        done = StepDone(
+            step=result.step,
+            generation=self._engine.cluster.generation,
+            seconds=result.seconds,
+            reports=tuple(rows),
+            grad_squared_norm=result.grad_squared_norm,
+        )
+        self._inbox.put((at_s, done))
+
     def close(self) -> None:
-        """Decide on what has been reported, then end."""
+        """Decide on everything reported so far, then stop."""
         self._inbox.put(None)
         self._thread.join()
         if self._engine.journal is not None:
@@ -75,13 +81,13 @@ class Agent:
         try:
             while (item := self._inbox.get()) is not None:
                 self._handle(*item)
-        except BaseException as e:  # training goes on with the last plan; the session tells of it
+        except BaseException as e:  # training continues on the last plan; `report` logs it
             self.failure = e
 
     def _handle(self, at_s: float, event: Joined | StepDone) -> None:
-        begun_s = busy_s()
+        began_s = thread_busy_s()
         actions = self._engine.handle(at_s, event)
-        took_s = busy_s() - begun_s
+        took_s = thread_busy_s() - began_s
         plans = [action for action in actions if isinstance(action, Plan)]
         with self._lock:
             self._pace.decided(took_s, moved=bool(plans))

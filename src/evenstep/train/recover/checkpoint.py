@@ -24,7 +24,7 @@ from evenstep import __version__
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.failpoint import failpoint
 from evenstep.train.recover.flatten import bytes_of, places, put_together, take_apart
-from evenstep.train.recover.state import State
+from evenstep.train.recover.state import TrainingState
 
 log = logging.getLogger("evenstep")
 
@@ -73,7 +73,7 @@ class Checkpoints:
         self._spare: list[torch.Tensor] = []  # of the last snapshot, to be written over
         self._told = ""  # what was logged last, so that a full disk is not logged at every save
 
-    def save(self, step: int, state: State) -> None:
+    def save(self, step: int, state: TrainingState) -> None:
         """Copy the state, and write it while training goes on.
 
         One that still waits for an earlier one to be written is replaced.

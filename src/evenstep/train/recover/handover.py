@@ -1,4 +1,4 @@
-"""State from those who have it to those who need it, over a generation's group.
+"""TrainingState from those who have it to those who need it, over a generation's group.
 
 All tensors are laid end to end and cut into slices of a size. Sources take turns in sending them;
 receivers pass each slice on from one to the next, beginning with another one each time, so that no
@@ -17,9 +17,10 @@ import msgspec
 import torch
 
 from evenstep.errors import EvenstepError, InvalidInputError
-from evenstep.train.comm.group import Group, Transfer
+from evenstep.train.comm.group import Group
+from evenstep.train.comm.transfer import Transfer
 from evenstep.train.recover.flatten import Path, bytes_of, places, put_together
-from evenstep.train.recover.state import State
+from evenstep.train.recover.state import TrainingState
 
 T = TypeVar("T")
 
@@ -35,17 +36,15 @@ def hand_over(
     group: Group,
     sources: Sequence[int],
     receivers: Sequence[int],
-    state: State,
+    state: TrainingState,
     *,
     grads: bool = False,
-    aside: bool = False,
 ) -> None:
     """Bring the receivers to the state of the sources, which all hold the same. All ranks call it.
 
-    A receiver writes into the tensors that it has where they fit. If it is interrupted it holds a
-    mixture, and `state.torn` says so until another handover succeeds. With `aside` it takes memory
-    for a second state, and keeps the old one until the new one is whole. After any error the group
-    is of no use. `grads` counts on sources: gradients go along.
+    A receiver overwrites its own tensors where they fit. If it is interrupted it holds a mixture of
+    two states, and `state.torn` says so until another handover succeeds. After any error the group
+    is of no use. `grads`, on sources: gradients are part of the state.
     """
     if not receivers:
         return
@@ -56,7 +55,7 @@ def hand_over(
         if group.rank in sources:
             _give(links, state, grads)
         elif group.rank in receivers:
-            _take(links, state, aside)
+            _take(links, state)
     except BaseException:
         links.abandon()
         raise
@@ -90,7 +89,7 @@ class Spec(msgspec.Struct, frozen=True):
         return f"{self.shape} {self.dtype}"
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
+class HandoverHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What the first source tells the others before anything else is sent."""
 
     plan: bytes
@@ -133,7 +132,7 @@ class Links:
         for transfer in self._under_way:
             transfer.abandon()
 
-    def tell(self, header: Header) -> None:
+    def tell(self, header: HandoverHeader) -> None:
         """From the first source to all others who take part."""
         data = torch.frombuffer(bytearray(msgspec.msgpack.encode(header)), dtype=torch.uint8)
         size = torch.tensor([len(data)])
@@ -142,7 +141,7 @@ class Links:
             self.send(data, rank, HEADER_TAG)
         self.finish()
 
-    def hear(self) -> Header:
+    def hear(self) -> HandoverHeader:
         """What the first source tells."""
         size = torch.zeros(1, dtype=torch.int64)
         self.wait(self.recv(size, self.sources[0], SIZE_TAG))
@@ -151,21 +150,21 @@ class Links:
         data = torch.empty(int(size), dtype=torch.uint8)
         self.wait(self.recv(data, self.sources[0], HEADER_TAG))
         try:
-            return msgspec.msgpack.decode(data.numpy().tobytes(), type=Header)
+            return msgspec.msgpack.decode(data.numpy().tobytes(), type=HandoverHeader)
         except msgspec.MsgspecError as e:
             raise InvalidInputError("state", f"has a structure that cannot be read: {e}") from None
 
 
-def _give(links: Links, state: State, grads: bool) -> None:
+def _give(links: Links, state: TrainingState, grads: bool) -> None:
     """A source's part."""
     plan, tensors = state.take_apart(grads=grads)
-    header = Header(plan=plan, specs=tuple(map(Spec.of, tensors)))
+    header = HandoverHeader(plan=plan, specs=tuple(map(Spec.of, tensors)))
     if links.rank == links.sources[0]:
         links.tell(header)
     else:
         mine, header = header, links.hear()
         _check_alike(mine, header, links)
-    slices = cut(tensors, header.specs)
+    slices = slices_of(tensors, header.specs)
     slots = _slots(slices)
     sends: deque[Transfer] = deque()
     for number, piece in enumerate(slices):
@@ -180,12 +179,12 @@ def _give(links: Links, state: State, grads: bool) -> None:
     links.finish()
 
 
-def _take(links: Links, state: State, aside: bool) -> None:
+def _take(links: Links, state: TrainingState) -> None:
     """A receiver's part."""
     header = links.hear()
     state.check(put_together(header.plan, [spec.make("meta") for spec in header.specs]))
-    tensors = _landings(header, {} if aside else _named(*state.take_apart()))
-    slices = cut(tensors, header.specs)
+    tensors = _landings(header, _named(*state.take_apart()))
+    slices = slices_of(tensors, header.specs)
     slots = _slots(slices)
     coming: deque[tuple[torch.Tensor, Transfer]] = deque()
 
@@ -195,7 +194,7 @@ def _take(links: Links, state: State, aside: bool) -> None:
         before = way[way.index(links.rank) - 1]
         coming.append((data, links.recv(data, before, FIRST_TAG + number)))
 
-    state.torn = not aside
+    state.torn = True
     for number in range(min(IN_FLIGHT, len(slices))):
         expect(number)
     for number, piece in enumerate(slices):
@@ -212,7 +211,7 @@ def _take(links: Links, state: State, aside: bool) -> None:
     state.apply(put_together(header.plan, tensors))
 
 
-def _check_alike(mine: Header, first: Header, links: Links) -> None:
+def _check_alike(mine: HandoverHeader, first: HandoverHeader, links: Links) -> None:
     """Sources send parts of one state: refuse it if theirs are not one."""
     ours, theirs = _named(mine.plan, mine.specs), _named(first.plan, first.specs)
     for path in (*theirs, *ours):
@@ -229,7 +228,7 @@ def _named(plan: bytes, tensors: Sequence[T]) -> dict[Path, T]:
     return dict(zip(places(plan), tensors, strict=True))
 
 
-def _landings(header: Header, mine: dict[Path, torch.Tensor]) -> list[torch.Tensor]:
+def _landings(header: HandoverHeader, mine: dict[Path, torch.Tensor]) -> list[torch.Tensor]:
     """Where each tensor goes: a model's own, another of ours that is like it, or a fresh one."""
     taken: set[int] = set()
     found = []
@@ -311,7 +310,7 @@ class Slice:
                     view.copy_(room)
 
 
-def cut(tensors: Sequence[torch.Tensor], specs: Sequence[Spec]) -> list[Slice]:
+def slices_of(tensors: Sequence[torch.Tensor], specs: Sequence[Spec]) -> list[Slice]:
     """All tensors end to end, in slices of one size: first the small ones, then the others."""
     slices: list[Slice] = []
     at = 0

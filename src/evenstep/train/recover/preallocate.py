@@ -1,24 +1,49 @@
-"""Room for an optimizer's state before it comes: a first touch of so much memory takes its time.
+"""Memory for an optimizer's state before that state arrives: touching it first takes time.
 
-Whoever joins a run is handed the optimizer's state while the others wait. What it will look like is
-tried out beforehand, on parameters of a few numbers.
+A joiner is handed the optimizer state while the others wait. What it will look like is found out
+beforehand, by a step on parameters of a few numbers.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 log = logging.getLogger("evenstep")
 
 
-def make_room(optimizer: torch.optim.Optimizer) -> None:
-    """Give an optimizer on the host a state of zeros, like the one that it will be handed.
+class Preallocation:
+    """Optimizers of a joiner whose state is only a placeholder so far."""
 
-    One that has a state keeps it. One whose state cannot be foreseen gets none, and is handed its
-    state all the same.
+    def __init__(self) -> None:
+        self._optimizers: list[torch.optim.Optimizer] = []
+
+    def make(self, objects: Iterable[Any]) -> None:
+        """Preallocate for every optimizer that has no state yet."""
+        for obj in objects:
+            if isinstance(obj, torch.optim.Optimizer) and not obj.state:
+                preallocate(obj)
+                self._optimizers.append(obj)
+
+    def discard(self) -> None:
+        """Nobody is left to hand a state over: start without one."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
+    def filled(self) -> None:
+        """The state has arrived."""
+        self._optimizers.clear()
+
+
+def preallocate(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer on the host a state of zeros, shaped like the one that it will receive.
+
+    An optimizer with a state keeps it. If the shape cannot be predicted, nothing is preallocated,
+    and the state is received all the same.
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if optimizer.state or any(p.device.type != "cpu" for p in params):
@@ -27,8 +52,8 @@ def make_room(optimizer: torch.optim.Optimizer) -> None:
     try:
         twin = copy.deepcopy(optimizer, {id(p): s for p, s in zip(params, small, strict=True)})
         type(optimizer).step(twin)
-    except Exception as e:  # somebody else's class: what it does not allow is not worth more
-        log.debug("no room for the state of %s: %s", type(optimizer).__name__, e)
+    except Exception as e:  # a class of the user's may not allow this: go without
+        log.debug("cannot preallocate the state of %s: %s", type(optimizer).__name__, e)
         return
     for param, its_small in zip(params, small, strict=True):
         for name, value in twin.state.get(its_small, {}).items():
@@ -37,7 +62,7 @@ def make_room(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _small(param: torch.nn.Parameter) -> torch.nn.Parameter:
-    """A parameter of as many dimensions, two at the most along each, with a gradient."""
+    """A parameter with a gradient, of as many dimensions but at most two numbers along each."""
     shape = [min(size, 2) for size in param.shape]
     small = torch.nn.Parameter(param.new_zeros(shape), requires_grad=param.requires_grad)
     if param.requires_grad:

@@ -20,7 +20,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
 
 
-class State:
+class TrainingState:
     """Models, things with a `state_dict`, and plain values: numbers, text, tensors.
 
     `plain` is set by whoever collects, and replaced by `apply`.

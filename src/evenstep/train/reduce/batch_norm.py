@@ -36,7 +36,7 @@ class Link:
     group: Group | None
     weight_of: Callable[[], float]  # what this worker's mean loss counts for in the step at hand
     on_wait: Callable[[float], None]  # told the seconds that each sum took
-    on_gone: Callable[[GroupGoneError], None] | None = None  # makes the step void; else it raises
+    on_lost: Callable[[GroupGoneError], None] | None = None  # makes the step void; else it raises
     is_void: Callable[[], bool] = lambda: False  # whether the step at hand does not count
     # Kept out of compiled graphs; only now, since the compiler takes a second to import.
     normalise: Callable[[SyncNorm, Tensor, Link, Group], Tensor] = field(
@@ -58,9 +58,9 @@ class Link:
         try:
             summed = group.sum(here).to(values.device)
         except GroupGoneError as e:
-            if self.on_gone is None:
+            if self.on_lost is None:
                 raise
-            self.on_gone(e)
+            self.on_lost(e)
             return torch.full_like(values, 2.0)  # anything finite: the step does not count
         if group.device.type == "cpu":  # a card's own waiting is not seen from the host
             self.on_wait(time.perf_counter() - began_s)
@@ -230,7 +230,7 @@ def synchronise(
     group: Group,
     weight_of: Callable[[], float],
     on_wait: Callable[[float], None] = lambda seconds: None,
-    on_gone: Callable[[GroupGoneError], None] | None = None,
+    on_lost: Callable[[GroupGoneError], None] | None = None,
     is_void: Callable[[], bool] = lambda: False,
 ) -> nn.Module:
     """The model with every BatchNorm synchronised over a group, which nothing else may use.
@@ -238,7 +238,7 @@ def synchronise(
     Modules, parameters and buffers stay the objects they are. Called again, as for a new
     generation, it ties the layers to the new group, and those of copies of the model with them.
     """
-    for name in find(model):
+    for name in local_layers(model):
         kind = type(model.get_submodule(name))
         if kind not in PLAIN and kind is not SyncNorm:
             raise ConfigError(
@@ -250,7 +250,7 @@ def synchronise(
         if link.group is not None:
             link.group = group
             return model
-    link = Link(group, weight_of, on_wait, on_gone, is_void)
+    link = Link(group, weight_of, on_wait, on_lost, is_void)
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             # Another class for the same object: hooks and references to it stay valid.
@@ -259,7 +259,7 @@ def synchronise(
     return model
 
 
-def untie(model: nn.Module) -> None:
+def disconnect(model: nn.Module) -> None:
     """Make the synchronised layers of a model, and of its copies, plain BatchNorm again."""
     for link in _links(model):
         link.group = None
@@ -269,7 +269,7 @@ def _links(model: nn.Module) -> list[Link]:
     return [m.link for m in model.modules() if isinstance(m, SyncNorm) and m.link is not None]
 
 
-def find(model: nn.Module) -> list[str]:
+def local_layers(model: nn.Module) -> list[str]:
     """Names of the layers that normalise by the statistics of their own worker's batch."""
     return [
         name
@@ -279,7 +279,7 @@ def find(model: nn.Module) -> list[str]:
     ]
 
 
-def notice(names: Sequence[str]) -> str:
+def local_stats_warning(names: Sequence[str]) -> str:
     """What to tell the user, once, of layers with local statistics."""
     some = ", ".join(name or "the model" for name in names[:3])
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -302,7 +302,7 @@ def average_buffers(model: nn.Module, add_up: Callable[[Tensor], Tensor], weight
     """
     buffers = [
         buffer
-        for name in find(model)
+        for name in local_layers(model)
         for key, buffer in model.get_submodule(name).named_buffers(recurse=False)
         if key in ("running_mean", "running_var")
     ]

@@ -15,7 +15,7 @@ import torch
 Gradients = tuple[torch.Tensor | None, ...]
 
 
-class Gate:
+class BackwardGate:
     """A forward hook of a module. Copies of the module have one that is always open."""
 
     def __init__(self, is_closed: Callable[[], bool] | None = None) -> None:
@@ -31,11 +31,11 @@ class Gate:
         assert self._is_closed is not None
         return (None,) * len(gradients) if self._is_closed() else None
 
-    def __deepcopy__(self, memo: object) -> Gate:
-        return Gate()
+    def __deepcopy__(self, memo: object) -> BackwardGate:
+        return BackwardGate()
 
-    def __reduce__(self) -> tuple[type[Gate], tuple[()]]:
-        return Gate, ()
+    def __reduce__(self) -> tuple[type[BackwardGate], tuple[()]]:
+        return BackwardGate, ()
 
 
 def put_gates(model: torch.nn.Module, is_closed: Callable[[], bool], every_bytes: int) -> list[Any]:
@@ -47,6 +47,6 @@ def put_gates(model: torch.nn.Module, is_closed: Callable[[], bool], every_bytes
                 counted.add(id(param))
                 since += param.numel() * param.element_size()
         if since >= every_bytes:
-            handles.append(module.register_forward_hook(Gate(is_closed)))
+            handles.append(module.register_forward_hook(BackwardGate(is_closed)))
             since = 0
     return handles

@@ -16,7 +16,7 @@ import torch
 
 from evenstep.types import StepReport, WorkerId
 
-MOST_SAMPLES = 2**24
+MAX_BATCH = 2**24
 REPORT = 8  # numbers in a report
 
 
@@ -59,7 +59,7 @@ def size(world: int) -> int:
     return world * REPORT + 3 + world
 
 
-def fill(
+def encode(
     step: int,
     world: int,
     rank: int,
@@ -89,7 +89,7 @@ def fill(
     return torch.from_numpy(pulse)
 
 
-def read(
+def decode(
     pulse: torch.Tensor, step: int, world: int
 ) -> tuple[list[Report], RankPlan | None, int, list[bool]]:
     """All reports by rank, the leader's plan and switch, if any, the parameters anyone used."""

@@ -2,18 +2,19 @@
 
 Each worker's gradient is the mean over its own samples. It is multiplied by the worker's weight
 over the total and summed, so the result is the gradient of the union of all samples. Reducing is
-linear and the weights add up to one: gradients that are equal everywhere already, as when they are
-accumulated over several backward passes, come out as they went in.
+linear and the weights add up to one, so gradients that are equal on all workers already, as when
+they are accumulated over several backward passes, stay as they are.
 
-Buckets are cut once, from the parameters in reverse order, and reduced strictly in that order: the
-layout is the same on every rank from the first step on, whoever joins when.
+Buckets are cut once, from the parameters in reverse order, and reduced strictly in that order, so
+their layout is the same on every rank from the first step on, joiners included.
 
-The pulse travels at the end of the last bucket, so that it costs no sum of its own; where a bucket
-cannot hold its numbers, in half precision or on a GPU, it goes beside it.
+The pulse travels at the end of the last bucket and costs no all-reduce of its own; where a bucket
+cannot hold its numbers, in half precision or on a GPU, it has one beside it.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,109 +25,18 @@ from torch.autograd import Variable
 from torch.distributed.distributed_c10d import Work
 
 from evenstep.errors import EvenstepError
-from evenstep.train.comm.group import Group, GroupGoneError, SupersededError, await_closed
+from evenstep.train.comm.group import Group, GroupGoneError, SupersededError
+from evenstep.train.comm.transfer import await_closed
+from evenstep.train.reduce.bucket import BUCKET_BYTES, EXACT, Bucket, into_buckets, real_part
 from evenstep.train.reduce.early_abort import put_gates
 
-FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first reduction starts early
-BUCKET_BYTES = 25 << 20
-GONE_S = 0.2  # for an abandoned group to be gone: its peers have let it go too, but the lost one
-EXACT = (torch.float32, torch.float64)  # these hold the numbers of a pulse
-
-
-class Bucket:
-    """A flat buffer and the parameters whose gradients it carries, with room for some more."""
-
-    def __init__(
-        self, params: Sequence[torch.nn.Parameter], device: torch.device, room: int = 0
-    ) -> None:
-        self.params = list(params)
-        sizes, dtype = [p.numel() for p in self.params], self.params[0].dtype
-        self._num = sum(sizes) * (2 if dtype.is_complex else 1)  # a complex number is summed as two
-        # Where the group can reduce it: on the host, for gradients of a GPU beside other devices.
-        # Some room more, for when there are more workers. Nothing is read before it is written.
-        self._all = torch.empty(self._num + 4 * room, dtype=_real(dtype), device=device)
-        gradients = self._all[: self._num].view(dtype)
-        self.views = list(map(_like, gradients.split(sizes), self.params))
-        self.filled: set[int] = set()  # places of the parameters whose gradients are in
-        self.work: Work | None = None
-        self._lent_to: Group | None = None  # whose sum may still write to it
-        self.fits(device, room)
-
-    def fits(self, device: torch.device, room: int) -> bool:
-        """Make so much room behind the gradients, in a buffer that nobody else writes to."""
-        if self.is_written_to or self._all.device != device or self._num + room > len(self._all):
-            return False
-        self._lent_to = None
-        self.flat = self._all[: self._num + room]
-        self.rest = self.flat[self._num :]
-        self.filled.clear()
-        return True
-
-    @property
-    def is_written_to(self) -> bool:
-        """Whether an abandoned sum may still write to it."""
-        return self._lent_to is not None and not self._lent_to.is_gone
-
-    def lend(self, group: Group) -> None:
-        """Start summing it up."""
-        self._lent_to = group
-        self.work = group.sum_async(self.flat)
-
-    def fill(self, place: int, weight: float) -> None:
-        """A parameter's weighted gradient into the buffer; no gradient, or no weight, is zero."""
-        view, param = self.views[place], self.params[place]
-        grad = param.grad
-        if grad is None or weight == 0:
-            view.zero_()  # not a product: what nobody counts may be NaN
-        elif grad.device == view.device:
-            torch.mul(grad, weight, out=view)
-        else:
-            view.copy_(grad).mul_(weight)
-        if grad is not None and grad.device == view.device:
-            param.grad = view  # the one that autograd made goes now, not with all others at the end
-        self.filled.add(place)  # only now: another device's thread may be about to start the sum
-
-    def fill_up(self, weight: float) -> None:
-        """The parameters that this pass did not reach, with what earlier ones left them."""
-        for place in range(len(self.params)):
-            if place not in self.filled:
-                self.fill(place, weight)
-
-    def squared_norm(self) -> float:
-        """Of all gradients in the buffer."""
-        gradients = self.flat[: self._num]
-        return float(torch.dot(gradients, gradients))
-
-    def empty(self, scale: float, used: Sequence[bool]) -> None:
-        """The reduced gradients become the parameters'; none where nobody used a parameter."""
-        if scale != 1.0:
-            self.flat.mul_(scale)
-        for param, view, anybody in zip(self.params, self.views, used, strict=True):
-            if not anybody:
-                param.grad = None
-            elif param.device == view.device:
-                param.grad = view  # no copy: the buffer is the gradient until the next pass
-            else:
-                param.grad = view.to(param.device)
-        self.filled.clear()
-        self.work, self._lent_to = None, None
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    """What the parts of a number are: itself, unless it is complex."""
-    return dtype.to_real() if dtype.is_complex else dtype
-
-
-def _like(piece: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
-    """A part of the buffer in the shape of a parameter, and in its order in memory."""
-    dense = torch.empty_like(param, device="meta").stride() == param.stride()  # no gaps, no overlap
-    return piece.as_strided(param.shape, param.stride()) if dense else piece.view(param.shape)
+GONE_S = 0.2  # for an abandoned group to be destroyed: the survivors have closed theirs too
 
 
 class Pass:
-    """One backward pass. It lives as long as autograd keeps it, and is called at its end.
+    """One backward pass: queued with autograd, which calls it at the end of the pass.
 
-    A pass that fails is dropped without being called: that is how the next one knows of it.
+    Autograd drops it without a call if the pass fails, and the next pass notices.
     """
 
     def __init__(self, at_end: Callable[[], None]) -> None:
@@ -139,12 +49,11 @@ class Pass:
 class Reducer:
     """Reduces the gradients of one model at the end of every backward pass.
 
-    `on_ready` is called when the last local gradient is there, with the parameters that have one,
-    and answers with the pulse, `pulse` numbers and a flag for each parameter; `on_reduced` when all
-    sums are there, with that of the pulse. It answers with a factor for the gradients and with the
-    parameters that any worker used. A pulse that no bucket can hold is summed over `control`.
-    `on_gone` is told that the group is gone, and the gradients are then worth nothing; without it,
-    that is raised from `backward`.
+    `on_ready` is called when the last local gradient is computed, with a flag for each parameter
+    that has one, and returns the pulse. `on_reduced` is called with the reduced pulse when all
+    all-reduces are complete; it returns a factor for the gradients, and a flag for each parameter
+    that any worker used. `on_lost` is called when the group fails: it makes the step void, and
+    while `is_void` nothing is reduced. Without it the error is raised from `backward`.
     """
 
     def __init__(
@@ -153,55 +62,66 @@ class Reducer:
         *,
         on_ready: Callable[[list[bool]], torch.Tensor],
         on_reduced: Callable[[torch.Tensor], tuple[float, list[bool]]],
-        on_gone: Callable[[GroupGoneError], None] | None = None,
+        on_lost: Callable[[GroupGoneError], None] | None = None,
+        is_void: Callable[[], bool] = lambda: False,
     ) -> None:
         self._params = [p for p in params if p.requires_grad]
         self._known = {id(p) for p in self._params}
-        self.weight = 1.0  # of this worker's mean, of 1 over all workers
-        self.measures = False  # squared norms, for whoever wants to know the gradients' noise
-        self.own_squared_norm = self.squared_norm = 0.0  # of this worker's mean, and of the whole's
-        self._on_ready, self._on_reduced, self._on_gone = on_ready, on_reduced, on_gone
+        self.weight = 1.0  # of this worker's mean gradient; all weights add up to 1
+        self.measures = False  # squared norms of gradients
+        self._own_squared_norm = self._squared_norm = 0.0  # of this worker's mean, of the union's
+        self._on_ready, self._on_reduced, self._on_lost = on_ready, on_reduced, on_lost
+        self._is_void = is_void
         self.after: Callable[[], None] | None = None  # called when gradients are in place
         self.buckets: list[Bucket] = []
-        self._place_of: dict[torch.Tensor, tuple[Bucket, int]] = {}
+        self._index_of: dict[torch.Tensor, tuple[Bucket, int]] = {}
         self._pulse = torch.zeros(0)
-        self._pulse_work: Work | None = None  # if it goes by itself
-        self._next = 0  # the bucket to be reduced next
-        self._lock = threading.Lock()  # for what is known of the pass at hand
-        self._pass: weakref.ref[Pass] | None = None  # that is not over, or that failed
-        self.void = False  # the group is gone: nothing is reduced until there is another
-        self._useless: Callable[[], str] | None = None
-        self._given_up = ""  # why the pass at hand leads to nothing
+        self._pulse_work: Work | None = None  # if no bucket holds it
+        self._next = 0  # index of the bucket to reduce next
+        self._lock = threading.Lock()  # guards the state of the pass: autograd has several threads
+        self._pass: weakref.ref[Pass] | None = None  # in progress, or failed
+        self._superseded: Callable[[], str] | None = None
+        self._given_up = ""  # why the pass at hand was broken off
         self._handles: list[Any] = [
             p.register_post_accumulate_grad_hook(self._on_grad) for p in self._params
         ]
 
-    def give_up_if(self, useless: Callable[[], str], model: torch.nn.Module) -> None:
-        """Break off a backward pass once `useless` says why it leads to nothing."""
-        self._useless = useless
+    def grad_squared_norm(self, *, own: bool = False) -> float:
+        """Of the reduced gradient, or of this worker's own mean; 0 if it was not measured."""
+        norm = self._own_squared_norm if own else self._squared_norm
+        return norm if self.measures and math.isfinite(norm) else 0.0
+
+    def give_up_if(self, superseded: Callable[[], str], model: torch.nn.Module) -> None:
+        """Break off backward passes once `superseded` says why their result is of no use."""
+        self._superseded = superseded
         self._handles += put_gates(model, self._gives_up, BUCKET_BYTES)
 
     def _gives_up(self) -> bool:
-        # Only where gradients have begun to come in: torch.autograd.grad, which comes through a
-        # gate too, must get what it asks for.
+        # Only once a parameter has its gradient: torch.autograd.grad, which passes the gates too,
+        # must return what it was asked for.
         if self._pass is None or self._pass() is None:
             return False
-        if not (self.void or self._given_up) and self.buckets and self._useless is not None:
-            self._given_up = self._useless()
-        return self.void or bool(self._given_up)
+        is_void = self._is_void()
+        if not (is_void or self._given_up) and self.buckets and self._superseded is not None:
+            self._given_up = self._superseded()
+        return is_void or bool(self._given_up)
 
     def regroup(self, group: Group, control: Group, pulse: int) -> None:
-        """Reduce over another group. Buffers to which an abandoned sum may write are made anew."""
+        """Reduce over another group, with a pulse of so many numbers beside the flags.
+
+        Buffers to which an abandoned all-reduce may still write are replaced. A pulse that no
+        bucket can hold is reduced over `control`.
+        """
         self.group, self._control = group, control
-        before, self.buckets, self._next, self.void = self.buckets, [], 0, False
+        before, self.buckets, self._next = self.buckets, [], 0
         self._pass, self._given_up = None, ""
-        # Alone there is nobody to reduce with, and gradients stay untouched where they are.
+        # A single worker has nobody to reduce with: its gradients stay where they are.
         if group.world > 1:
             if any(bucket.is_written_to for bucket in before):
                 await_closed(GONE_S)
-            parts = cut(self._params)
+            parts = into_buckets(self._params)
             last = parts[-1][0]
-            holds = _real(last.dtype) in EXACT and group.device.type == "cpu"
+            holds = real_part(last.dtype) in EXACT and group.device.type == "cpu"
             room = pulse + len(self._params) if holds else 0
             for i, params in enumerate(parts):
                 behind = room if i == len(parts) - 1 else 0
@@ -209,12 +129,12 @@ class Reducer:
                 if old is None or not old.fits(group.device, behind):
                     old = Bucket(params, group.device, behind)
                 self.buckets.append(old)
-        self._place_of = {p: (b, i) for b in self.buckets for i, p in enumerate(b.params)}
+        self._index_of = {p: (b, i) for b in self.buckets for i, p in enumerate(b.params)}
 
     def warm_up(self, pulse: int) -> None:
-        """Make the buffers while nobody waits: a first touch of so much memory takes its time."""
+        """Allocate the buffers before anyone waits for them: touching memory first takes time."""
         if all(p.device.type == "cpu" for p in self._params):
-            parts = cut(self._params)
+            parts = into_buckets(self._params)
             rooms = [0] * (len(parts) - 1) + [pulse + len(self._params)]
             self.buckets = [
                 Bucket(params, params[0].device, room)
@@ -224,53 +144,53 @@ class Reducer:
                 bucket.flat.zero_()
 
     def let_go(self) -> None:
-        """Hold on to nothing of the group."""
+        """Drop all references to the group's operations."""
         for bucket in self.buckets:
             bucket.work = None
         self._pulse_work = None
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Remove all hooks from the model."""
         for handle in self._handles:
             handle.remove()
         self.let_go()
 
     def check_known(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-        """Refuse to step by a gradient that is not reduced: this worker's own, also if alone."""
+        """Refuse to step on a gradient that is not reduced, even where this worker is alone."""
         known = self._known
         for group in optimizer.param_groups:
             for param in group["params"]:
                 if id(param) not in known and param.grad is not None:
-                    raise EvenstepError(_of_stranger(param, model))
+                    raise EvenstepError(_not_reduced(param, model))
 
     def _on_grad(self, param: torch.Tensor) -> None:
-        # Autograd has a thread for each device. Gradients are copied outside of the lock.
+        # Autograd has a thread per device: copy gradients outside of the lock.
         with self._lock:
             if self._pass is None or self._pass() is None:
                 self._begin_pass()
-        if self.void or self._given_up:
+        if self._is_void() or self._given_up:
             return
         _check_gradient(param)
         if not self.buckets:
             return
-        bucket, place = self._place_of[param]
-        if place in bucket.filled:
+        bucket, index = self._index_of[param]
+        if index in bucket.filled:
             raise EvenstepError(
                 f"a parameter of shape {tuple(param.shape)} got its gradient twice in one backward "
-                "pass, so it cannot be reduced while the pass runs. Checkpointing does that: "
-                "call it with use_reentrant=False."
+                "pass, so it cannot be reduced while the pass runs. Reentrant activation "
+                "checkpointing does that: use use_reentrant=False."
             )
-        bucket.fill(place, self.weight)
+        bucket.fill(index, self.weight)
         with self._lock:
-            # Another device's thread may have found the group gone meanwhile.
-            while not self.void and self._next < len(self.buckets):
+            # Another device's thread may have lost the group meanwhile.
+            while not self._is_void() and self._next < len(self.buckets):
                 bucket = self.buckets[self._next]
                 if len(bucket.filled) < len(bucket.params):
                     break
                 self._start(bucket)
 
     def _begin_pass(self) -> None:
-        if self._pass is not None and not self.void:  # the one before failed, and was caught
+        if self._pass is not None and not self._is_void():  # it failed, and the script caught that
             if self._next:
                 raise EvenstepError(
                     "an earlier backward pass of this batch failed after part of its gradients was "
@@ -279,14 +199,14 @@ class Reducer:
                 )
             for bucket in self.buckets:
                 bucket.filled.clear()
-        begun = Pass(self._finish)
-        self._pass = weakref.ref(begun)
-        Variable._execution_engine.queue_callback(begun)
+        new = Pass(self._finish)
+        self._pass = weakref.ref(new)
+        Variable._execution_engine.queue_callback(new)
 
     def _start(self, bucket: Bucket) -> None:
         if self.measures and self.weight > 0:
-            before = self.own_squared_norm if self._next else 0.0
-            self.own_squared_norm = before + bucket.squared_norm() / self.weight**2
+            before = self._own_squared_norm if self._next else 0.0
+            self._own_squared_norm = before + bucket.squared_norm() / self.weight**2
         self._next += 1
         if self._next == len(self.buckets):
             self._pulse = self._on_ready(self._used())
@@ -295,33 +215,32 @@ class Reducer:
                 self._pulse = bucket.rest
             else:
                 self._pulse_work = self._control.sum_async(self._pulse)
-        bucket.lend(self.group)
+        bucket.reduce_over(self.group)
 
     def _used(self) -> list[bool]:
-        """Which parameters have a gradient here that counts, in the order of the buckets."""
+        """A flag for each parameter with a gradient that counts, in the order of the buckets."""
         return [p.grad is not None and self.weight > 0 for b in self.buckets for p in b.params]
 
     def _finish(self) -> None:
-        """The end of backward: parameters without a gradient count as zero; wait for the sums."""
+        """The end of backward: reduce what is left, and wait for all all-reduces."""
         self._pass = None
-        if not self.void:
+        if not self._is_void():
             try:
                 self._reduce()
             except GroupGoneError as e:
-                if self._on_gone is None:
+                if self._on_lost is None:
                     raise
-                self.void = True
-                self._on_gone(e)
-        if self.void:
-            self._stand_in()
+                self._on_lost(e)
+        if self._is_void():
+            self._fill_missing()
         if self.after is not None:
             self.after()
 
-    def _stand_in(self) -> None:
-        """Gradients that never came: the rest of the loop may look at them, void as they are."""
-        for param, (bucket, place) in self._place_of.items():
+    def _fill_missing(self) -> None:
+        """Give every parameter some gradient: the rest of a void step's loop may look at it."""
+        for param, (bucket, index) in self._index_of.items():
             if param.grad is None:
-                view = bucket.views[place]
+                view = bucket.views[index]
                 param.grad = view if view.device == param.device else torch.zeros_like(param)
 
     def _reduce(self) -> None:
@@ -338,32 +257,32 @@ class Reducer:
         self._pulse_work = None
         scale, used = self._on_reduced(self._pulse)
         if self.measures:
-            self.squared_norm = scale**2 * sum(bucket.squared_norm() for bucket in self.buckets)
+            self._squared_norm = scale**2 * sum(bucket.squared_norm() for bucket in self.buckets)
         for bucket in self.buckets:
             num = len(bucket.params)
-            bucket.empty(scale, used[:num])
+            bucket.hand_out(scale, used[:num])
             used = used[num:]
         self._next = 0
 
 
-def _of_stranger(param: torch.Tensor, model: torch.nn.Module) -> str:
-    """What to tell of a parameter with a gradient that is not reduced."""
+def _not_reduced(param: torch.Tensor, model: torch.nn.Module) -> str:
+    """The error for a parameter whose gradient is not reduced."""
     name = next((f"{n}, " for n, p in model.named_parameters() if p is param), "")
-    told = f"a parameter ({name}shape {tuple(param.shape)}) has a gradient of this worker alone: "
+    what = f"a parameter ({name}shape {tuple(param.shape)}) has a gradient of this worker alone: "
     if not name:
-        return told + (
+        return what + (
             "it is in the optimizer, but not in the model given to session.prepare. Give both in "
             "one: session.prepare(torch.nn.ModuleList([model, ...]), optimizer)."
         )
-    return told + (
-        "it was frozen, or not there, when session.prepare was called. Call prepare when all that "
-        "will ever train is in the model and trainable; what is to rest meanwhile may be frozen "
-        "right after, and unfrozen at any time."
+    return what + (
+        "it was frozen, or not there, when session.prepare was called. Call prepare once the model "
+        "is complete and everything that will ever train is unfrozen; after that, parameters may "
+        "be frozen and unfrozen at any time."
     )
 
 
 def _check_gradient(param: torch.Tensor) -> None:
-    """Refuse what cannot be reduced, also where there is nobody to reduce with yet."""
+    """Refuse a gradient that cannot be reduced, even while this worker is alone."""
     grad = param.grad
     assert grad is not None
     if grad.layout is not torch.strided:
@@ -377,21 +296,3 @@ def _check_gradient(param: torch.Tensor) -> None:
             "which is lost when gradients are reduced over workers. Call backward without "
             "create_graph=True; torch.autograd.grad(loss, ..., create_graph=True) may go before it."
         )
-
-
-def cut(params: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
-    """Parameters in reverse order, which is about that of their gradients, in buckets of a size.
-
-    A bucket holds one dtype on one device. The cut depends on shapes alone.
-    """
-    buckets: list[list[torch.nn.Parameter]] = []
-    room, kind = 0, None
-    for param in reversed(params):
-        size = param.numel() * param.element_size()
-        if size > room or kind != (param.dtype, param.device):
-            room = BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES
-            kind = (param.dtype, param.device)
-            buckets.append([])
-        buckets[-1].append(param)
-        room -= size
-    return buckets

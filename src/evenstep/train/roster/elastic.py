@@ -1,331 +1,388 @@
-"""A session whose roster changes: workers join, leave and die, and the loop never notices.
+"""A roster under a coordinator: workers join, leave and die, and the user's loop never notices.
 
-A step whose group is gone is void: the loop runs on to its end with optimizers and schedulers that
-do nothing, everything is put back, and the loader hands out the same samples again, cut for
-whoever is left. Between steps the roster changes as the leader has passed on in the pulse.
+When the group fails in the middle of a step, that step is void: the loop runs on to its end with
+optimizers and schedulers that do nothing, everything is rolled back, and the loader hands out the
+same samples again, cut for the survivors. Planned changes take effect between two steps, when the
+leader passes them on in the pulse.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import threading
 import time
 import traceback
-from collections.abc import Iterable
-from hashlib import blake2b
-from typing import Any
+from typing import NoReturn
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, EvenstepError
 from evenstep.launch.environment import CoordinatorAddress
-from evenstep.messages import Done, Failed, Generation, Leaving, Ready
-from evenstep.train.comm.agreement import rows
-from evenstep.train.comm.group import GroupGoneError
-from evenstep.train.data.loader import Loader
-from evenstep.train.recover.state import State
-from evenstep.train.recover.undo import Undo, skip_if
+from evenstep.messages import Began, Done, Failed, Generation, Leaving, Ready
+from evenstep.train.comm.group import GroupGoneError, WorkerLostError
+from evenstep.train.comm.model_check import model_digest
+from evenstep.train.comm.transfer import await_closed
+from evenstep.train.plan.remote import RemotePlanner
+from evenstep.train.recover.rollback import Rollback, check_schedulers
+from evenstep.train.recover.state import TrainingState
 from evenstep.train.reduce import pulse
 from evenstep.train.reduce.pulse import RankPlan
-from evenstep.train.roster.membership import LeaseOverError
-from evenstep.train.roster.regroup import Regrouping
+from evenstep.train.replica import Replica
+from evenstep.train.roster.catch_up import CatchUp
+from evenstep.train.roster.checkpointing import CheckpointSaver, open_checkpoints
+from evenstep.train.roster.generations import (
+    EVICTED,
+    LEFT,
+    GenerationTracker,
+    LeaseOverError,
+    LeftError,
+    leave_message,
+)
+from evenstep.train.roster.groups import GenerationGroups
+from evenstep.train.roster.sigterm import SigtermNotice
+from evenstep.train.roster.worker_info import run_settings, worker_facts
+from evenstep.train.step import Phase
 
 log = logging.getLogger("evenstep")
 
-PARTING_S = 10.0
-MOST_TOLD = 100_000  # letters of a traceback
-FEW_WORKERS = 16  # buffers made beforehand have room for the pulse of so many, and four times that
+GOODBYE_S = 10.0  # for the coordinator's answer when this worker is done
+CLOSE_S = 15.0  # for process groups to be destroyed; on a busy host even milliseconds take long
+MAX_TRACEBACK = 100_000  # characters
+PULSE_WORKERS = 16  # buffers made beforehand have room for the pulse of four times as many
 
 
-class ElasticSession(Regrouping):
-    """A worker of a run with a coordinator."""
+class ElasticRoster:
+    """A worker's place in a run with a coordinator."""
 
-    def __init__(
-        self,
-        where: CoordinatorAddress,
-        settings: dict[str, Any],
-        *,
-        cap: int | None = None,
-        min_share: int = 1,
-        seed: int = 0,
-        kind: str = "",
-    ) -> None:
-        super().__init__(where, settings, cap=cap, min_share=min_share, seed=seed, kind=kind)
-        log.info("admitted to the run at %s as %s", where, self._member.worker)
-        self._planned = 0  # the generation that the leader has passed on
-        self._late = False  # others are further than its loop, and it has not joined in a step yet
-        self._reported_by: Generation
-        self._failed = False
-        self._handled_before: Any = None
-        self._pid = os.getpid()
-        if threading.current_thread() is threading.main_thread():
-            self._handled_before = signal.signal(signal.SIGTERM, self._leave_soon)
+    hands_over_state = True
 
-    # The step, from the loader's point of view.
+    def __init__(self, where: CoordinatorAddress, replica: Replica) -> None:
+        self.rank, self.world, self.is_late = 0, 1, False
+        self._replica = replica
+        self._address, self._token = where.address, where.token
+        self._tracker = GenerationTracker(where)
+        log.info("admitted to the run at %s as %s", where, self._tracker.worker)
+        self._groups = GenerationGroups(where.address, self._tracker.check)
+        self._planner = RemotePlanner(self._tracker)
+        self._sigterm = SigtermNotice(lambda: self._tracker.send(Leaving(why="SIGTERM")))
+        self._lost_group = False  # and there is no other yet
+        self._move_to = 0  # the generation to enter at the end of this step
+        self._failed = self._has_entered = False
+        # From `enter` on:
+        self._state: TrainingState
+        self._rollback: Rollback
+        self._saver: CheckpointSaver
+        self._catch_up: CatchUp
+
+    @property
+    def generation(self) -> int:
+        """The generation that this worker is in; 0: none yet."""
+        return self._tracker.generation
+
+    # Entering, and settling between steps.
+
+    def prepared(self) -> None:
+        """Nothing to do yet: `enter` takes what was prepared and registered by then."""
+
+    def start(self) -> RemotePlanner:
+        """The first shares come with the first generation."""
+        return self._planner
 
     def enter(self) -> None:
-        """Say that this worker is ready, wait for a generation with it, and take on its state."""
+        """Report ready, wait for a generation with this worker in it, and take over its state."""
         if self.generation:
             return
-        if self._loader is None or self._model is None:
+        replica, tracker = self._replica, self._tracker
+        if not (replica.has_loader and replica.has_model):
             raise ConfigError("session", "call prepare(model, ...) and loader(...) first")
-        _check_schedules(self._things.values())
-        for thing in self._things.values():
-            if isinstance(thing, torch.optim.Optimizer | LRScheduler):
-                self._releases.append(skip_if(lambda: self.void, thing))
-            if isinstance(thing, torch.optim.Optimizer):
-                self._phases.add(thing)
-        self._state = State({"model": self._model}, self._things, {})
-        scalers = [t for t in self._things.values() if isinstance(t, torch.amp.GradScaler)]
-        self._undo = Undo(self._model, scalers)
-        self._checkpoints = self._open_checkpoints()
-        assert self._reducer is not None
-        self._reducer.warm_up(pulse.size(FEW_WORKERS))
-        self._reducer.give_up_if(self._member.superseded, self._model)
-        if self._member.control.welcome.underway:
-            self._make_room()
-        self._member.control.tell(
+        check_schedulers(replica.stateful.values())
+        model, step = replica.model, replica.step
+        self._state = TrainingState({"model": model.module}, replica.stateful, {})
+        self._rollback = Rollback(step, model.module, replica.stateful, self._state)
+        checkpoints = open_checkpoints(tracker.welcome, self._token)
+        every_s = tracker.welcome.checkpoint_every_s
+        self._saver = CheckpointSaver(replica, self._state, checkpoints, every_s)
+        self._catch_up = CatchUp(replica, self._state, self._rollback, self._saver)
+        self._has_entered = True
+        step.on_fetched.insert(0, self._begin_step)  # before the meter starts
+        step.on_ready.append(self._backward_done)
+        step.on_reduced.append(self._reduced)
+        step.on_committed.append(lambda: tracker.took_step(step.number, step.seconds))
+        model.reducer.warm_up(pulse.size(PULSE_WORKERS))
+        model.reducer.give_up_if(tracker.superseded, model.module)
+        if tracker.welcome.underway:
+            self._catch_up.preallocate()
+        tracker.send(
             Ready(
-                **self._facts(self._loader),
-                settings=self._all_settings(self._loader),
-                model=_digest(self._model),
+                **worker_facts(replica),
+                settings=run_settings(replica),
+                model=model_digest(model.module),
                 address=self._address,
-                port=self._port,
-                sees_folder=self._checkpoints is not None,
+                port=self._groups.port,
+                sees_folder=checkpoints is not None,
             )
         )
-        self._late = self._regroup()
+        self.is_late = self._regroup()
 
-    def settle(self, *, may_rest: bool) -> int:
-        """Before a batch: repeat a void step with whoever is left, or switch as was passed on."""
-        self._member.check_place()  # one who trains alone never waits, and would not notice
-        if self._lost or self._member.newest > self.generation:  # a step begun now would be void
-            self._regroup(may_rest=may_rest)
-        if self.void:
-            self._undo.forget()
-            assert self._reducer is not None
-            self.void = self._reducer.void = False
-        # Gradients that no optimizer has used yet are no place to stop at, nor to take others in.
-        if self._planned and not self._batches_since_step:
-            planned, self._planned = self._planned, 0
-            if planned > self.generation:
-                self._regroup(planned, may_rest=may_rest)
-        self._late = False
-        every_s = self._member.control.welcome.checkpoint_every_s
-        if self._saves and every_s and time.monotonic() - self._saved_s > every_s:
-            self._save()
+    def settle(self, *, in_loop: bool) -> int:
+        """Repeat a void step with the survivors, or make the change that the leader passed on."""
+        tracker, step = self._tracker, self._replica.step
+        tracker.check_membership()  # a worker that trains alone never waits, and would not notice
+        if in_loop:
+            tracker.between_steps = False
+        if self._lost_group or tracker.newest > self.generation:  # a step begun now would be void
+            self._regroup(may_rest=in_loop)
+        if step.is_void:
+            self._rollback.finish()
+            step.retry()
+        # While gradients accumulate, nobody may stop and nobody can join.
+        if self._move_to and not step.num_unused:
+            move_to, self._move_to = self._move_to, 0
+            if move_to > self.generation:
+                self._regroup(move_to, may_rest=in_loop)
+        self.is_late = False
+        self._saver.save_if_due()
         return self.generation
 
     def fall_behind(self) -> None:
-        """The others are in a later epoch: until this worker's loop is there, it is on its own."""
-        self._late = True
+        """Until this worker's loop is in the others' epoch, its sums are of its own values."""
+        self.is_late = True
 
-    def begin_fetch(self) -> None:
-        """A batch is about to be taken."""
-        self._member.apart = False
-        super().begin_fetch()
+    def finish_epoch(self) -> None:
+        """Nobody goes on before all have the epoch's last step; workers behind get it here."""
+        self.sum(torch.zeros(1))
 
-    def begin_step(self, step: int, *, samples: int, weight: float, total: int) -> None:
-        """A batch is in hand."""
-        self._undo.keep(accumulating=self._batches_since_step > 0)
-        self._before, self._adopted = (self._at, self._batches_since_step), False
-        self._phases.begin()
-        super().begin_step(step, samples=samples, weight=weight, total=total)
+    # Step by step.
 
-    def end_step(self, step: int) -> None:
-        """The step is done, by this worker or by those it has its state from; or it was void."""
-        if self.void:
-            self._in_hand = False
-        elif self._adopted:
-            self._next_step, self._in_hand = step + 1, False
-        else:
-            super().end_step(step)
-        self._member.step = self._next_step
+    def _begin_step(self) -> None:
+        self._catch_up.begin_step()
+        self._rollback.begin_step()
 
-    def end_epoch(self) -> None:
-        """Nobody goes on before all have the epoch's last step: whoever is behind gets it here."""
-        self._sum(torch.zeros(1))
-        super().end_epoch()
+    def _backward_done(self) -> None:
+        self._tracker.between_steps = False
 
-    # Sums.
+    def _reduced(self) -> None:
+        self._tracker.waiting, self._tracker.between_steps = False, True
+        self._catch_up.reduced()
+        self._planner.reduced()
 
-    def _before_optimizer_step(self, *_: Any) -> None:
-        if self._phases.several and not self._undo.has_all:
-            self._undo.keep_all(self._state)
-        self._phases.stepped = True
+    @property
+    def _is_reduced(self) -> bool:
+        """Whether all workers have reduced the last backward pass of the batch in hand."""
+        ahead = self._catch_up.position.steps > self._replica.step.number
+        return ahead and not self._rollback.alternation.expected
 
-    def _fill_pulse(self, used: list[bool]) -> torch.Tensor:
-        self._phases.backward()
-        self._member.apart = False
-        return super()._fill_pulse(used)
+    def num_pending(self) -> int:
+        """On the leader: by how many generations to move on at the end of this step."""
+        return self._tracker.num_pending() if self._tracker.leads else 0
 
-    def _find_scaler(self, scaler: torch.amp.GradScaler) -> None:
-        if not scaler.is_enabled():  # it has no state
-            return
-        raise ConfigError(
-            "scaler",
-            "this GradScaler was not passed to session.prepare: joining workers would start with "
-            "another scale, and a repeated step would update it twice. Use "
-            "session.prepare(model, optimizer, scaler)",
-        )
+    def move_on(self, num: int) -> None:
+        """Move on by so many generations at the end of this step."""
+        self._move_to = self.generation + num
 
-    def _part_of(self, length: int) -> tuple[int, int]:
-        part = super()._part_of(length)
-        return (0, length) if self._late else part
-
-    def _waited(self, seconds: float) -> None:
-        super()._waited(seconds)
-        self._member.waiting = False
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all workers, repeated in the next generation if the group fails."""
+        try:
+            return self._sum(values)
+        finally:
+            self._tracker.waiting = False
 
     def _sum(self, values: torch.Tensor) -> torch.Tensor:
-        if self._late:
+        step = self._replica.step
+        if self.is_late:
             log.warning(
-                "a sum before this worker's first batch, in a run that is at step %d: the others "
-                "took theirs before, and this one is of this worker's own value",
-                self._next_step,
+                "session.sum before this worker's first batch, in a run that is at step %d: the "
+                "others have taken that sum, and this one is of this worker's own value only",
+                step.number,
             )
             return values
-        if self._lost:
-            self._regroup()  # first: those ahead may have taken sums that this worker has not
-        wanted = self._at.sums + 1
-        while self._at.sums < wanted:
-            if self._lost:
+        if self._lost_group:
+            self._regroup()  # first: workers ahead may have taken sums that this one has not
+        wanted = self._catch_up.position.sums + 1
+        while self._catch_up.position.sums < wanted:
+            if self._lost_group:
                 self._regroup()
                 continue
-            if self.void:  # for everyone: what it would have added up is thrown away with the step
+            if step.is_void:  # on all workers: the result is discarded with the step
                 return torch.zeros_like(values)
             mine = values.clone()
             try:
-                self._group.sum(mine)
+                self._groups.control.sum(mine)
             except GroupGoneError as e:
-                if self._in_hand and not self._is_reduced:
-                    # The batch was cut for a roster that is gone.
-                    self._gone(e)
+                if step.has_batch and not self._is_reduced:
+                    self.lost(e)  # the batch was cut for a roster that is gone
                     return torch.zeros_like(values)
-                log.info("a sum is repeated: %s", e)
-                self._lost = True
-                self._let_go()
+                log.info("repeating a sum: %s", e)
+                self._lost_group = True
+                self._close_groups()
                 continue
-            self._at = self._at.after_sum(mine)
-            self._last_sum = mine.reshape(-1).view(torch.uint8)
-        self._member.waiting = False
-        return self._last_sum.clone().view(values.dtype).view(values.shape)
+            self._catch_up.summed(mine)
+        return self._catch_up.last_sum(values)
 
-    # Orders and reports.
+    def lost(self, error: GroupGoneError) -> None:
+        """Make the step void. Closing the group unblocks workers that still wait in it."""
+        step = self._replica.step
+        log.info("step %d is void: %s", step.number, error)
+        if isinstance(error, WorkerLostError):
+            self._tracker.report_stuck(0.0)
+        step.void()
+        self._lost_group = True
+        if not self._rollback.is_possible:
+            raise EvenstepError(
+                f"step {step.number} is void, but an optimizer had already stepped in it before "
+                "its last backward pass, for the first time, and that cannot be undone. Resume "
+                "from the newest checkpoint with evenstep run --resume."
+            ) from error
+        self._rollback.step_is_void()
+        self._close_groups()
 
-    def _orders(self) -> tuple[RankPlan | None, int]:
-        if not self.is_leader:
-            return None, 0
-        told = self._member.control.take_plan(self.generation)
-        plan = None
-        if told is not None:
-            plan = RankPlan(
-                from_step=self._plan_from(), shares=told.shares, lr_factor=told.lr_factor
-            )
-            self._reporter.look_closely()
-        return plan, max(0, self._member.control.newest - self.generation)
+    # Into a new generation.
 
-    def _switch(self, ahead: int) -> None:
-        self._planned = self.generation + ahead
+    def _regroup(self, planned: int = 0, *, may_rest: bool = False) -> bool:
+        """Move to a newer generation, retrying until one forms, and take over its newest state.
 
-    def _read_pulse(self, summed: torch.Tensor) -> tuple[float, list[bool]]:
-        answer = super()._read_pulse(summed)
-        self._member.waiting, self._member.apart = False, True
-        self._at = self._at.after_step(self._next_step)
-        self._reported_by = self._member.control.generations[self.generation]
-        return answer
+        Returns whether anyone in it had trained before. A spare waits here until it is called
+        back, if it `may_rest` at this point of the loop; otherwise it leaves.
+        """
+        tracker, replica, step = self._tracker, self._replica, self._replica.step
+        if step.is_void:
+            self._catch_up.roll_back()  # the forward pass may have run on after the group was lost
+        while True:
+            generation = tracker.next(planned)
+            began_s = time.monotonic()
+            if generation.number == planned:
+                self._see_leavers_off(generation)
+            self._close_groups()
+            if may_rest and tracker.worker in generation.spares:
+                log.info("%s waits as a spare: %s", tracker.worker, generation.reason)
+                tracker.rest(generation)
+                self._catch_up.forget()
+                planned = 0
+                continue
+            if tracker.worker not in generation.roster:
+                self._leave_roster(generation)
+            try:
+                self.rank, self.world = tracker.enter(generation)
+                self._groups.form(generation, self.rank, self.world)
+                control, make = self._groups.control, self._groups.make
+                replica.connect(control, make, on_wait=self._waited, on_lost=self.lost)
+                had_trained = self._catch_up.run(control, tracker.welcome.resume)
+                break
+            except GroupGoneError as e:
+                log.info("generation %d did not form: %s", generation.number, e)
+        self._lost_group = False
+        tracker.began_training(step.number)
+        self._take_terms(generation)
+        log.info(
+            "%s is rank %d of %d in generation %d, at step %d after %.0f ms; %s",
+            *(tracker.worker, self.rank, self.world, generation.number, step.number),
+            *((time.monotonic() - began_s) * 1000, generation.reason),
+        )
+        return had_trained
 
-    def _tell_step(self, step: int, seconds: float) -> None:
-        usual_s = self._member.usual_s
-        self._member.usual_s = usual_s + 0.2 * (seconds - usual_s) if usual_s else seconds
-        if self.is_leader:
-            by = self._reported_by  # a sum within the step may have changed the generation
-            loader = self._loader
-            assert loader is not None
-            begun = loader.epoch * loader.order.length + loader.cursor
-            position = begun + int(self._report[2])
-            self._reporter.step(by, step, seconds, self._reports, self._squared_norm(), position)
+    def _take_terms(self, generation: Generation) -> None:
+        """Shares, learning-rate factor and duties of a generation that has formed."""
+        replica, tracker, step = self._replica, self._tracker, self._replica.step
+        self._saver.set_active(generation.saves == tracker.worker)
+        replica.plans.restart([RankPlan(from_step=step.number, shares=generation.shares)])
+        replica.measures_noise = generation.measures
+        replica.plans.warmup_steps = generation.lr_warmup_steps
+        if generation.lr_factor != replica.lr_scale.target:
+            # A worker may be inside a step that all have reduced: that one keeps its factor.
+            from_step = self._catch_up.position.steps
+            replica.lr_scale.aim(from_step, generation.lr_factor, generation.lr_warmup_steps)
+        if tracker.leads:
+            self._planner.watch_closely()
+            tracker.send(Began(generation=generation.number, step=step.number))
 
-    # Beginning and leaving.
-
-    def _meet(self, model: torch.nn.Module) -> None:
-        """Later: `enter` guards whatever was prepared and registered by then."""
-
-    def _agree(self, loader: Loader) -> None:
-        """Later: this worker is ready when its loop begins."""
-
-    def _leave_soon(self, *_: Any) -> None:
-        if os.getpid() == self._pid:
-            self._member.control.tell(Leaving(why="SIGTERM"))
+    def _see_leavers_off(self, generation: Generation) -> None:
+        """If somebody leaves, wait for everyone's step to end before anyone disconnects."""
+        if set(self._tracker.roster) <= set(generation.roster):
             return
-        # In a process that this one has forked, the signal means what it did before we came.
-        signal.signal(signal.SIGTERM, self._handled_before or signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            self._groups.control.sum(torch.zeros(1))
+        except GroupGoneError as e:
+            log.debug("a worker disconnected before the step's end: %s", e)
 
-    def _trained(self) -> None:
+    def _leave_roster(self, generation: Generation) -> NoReturn:
+        """End this worker: the next generation is without it."""
+        worker = self._tracker.worker
+        if worker == generation.saves:
+            self._save_committed()
+        log.info("%s", leave_message(worker, self._replica.step.number, generation))
+        asked = generation.planned or worker in generation.spares
+        raise LeftError(LEFT if asked else EVICTED)
+
+    def _waited(self, seconds: float) -> None:
+        self._replica.model.meter.waited(seconds)
+        self._tracker.waiting = False
+
+    def _close_groups(self) -> None:
+        if self._replica.has_model:
+            self._replica.model.reducer.let_go()
+        self._groups.close(0.0)
+
+    # Checkpoints, and the end.
+
+    def _save_committed(self, *, wait: bool = True) -> None:
+        """Write a last checkpoint of the committed steps, if this worker still has that state.
+
+        It does not between a step's reduction and the step's end, when optimizers and schedulers
+        may or may not have stepped; nor if it cannot undo what the step has changed so far.
+        """
+        if not self._tracker.has_trained or self._state.torn:
+            return
+        step = self._replica.step
+        # A void step stays unfinished until the next batch: its forward pass may have updated
+        # buffers after the group was lost.
+        if step.has_batch or step.is_void:
+            adopted = step.phase is Phase.ADOPTED
+            if adopted or self._is_reduced or not self._rollback.is_possible:
+                return
+            self._catch_up.roll_back()
+        self._saver.save(wait=wait)
+
+    def trained(self) -> None:
         """Write the last checkpoint, before the script does anything else to the model."""
-        if not self._saves or self._saved_step == self._next_step:
-            return
-        if self._batches_since_step:
-            log.warning(
-                "no checkpoint of the last step: gradients of %d batches were never used by an "
-                "optimizer step",
-                self._batches_since_step,
-            )
+        if not self._has_entered or not self._saver.is_last_due:
             return
         try:
             self._save_committed(wait=False)  # others may wait for a sum after the loop
         except Exception:  # training is over, and the script has the model
             log.exception("the last checkpoint was not written")
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Tell the coordinator why the script failed, unless it merely exits."""
         self._failed = True
-        if isinstance(error, LeaseOverError) and self._saves:
+        if isinstance(error, LeaseOverError) and self._has_entered and self._saver.is_active:
             self._save_committed()
         if not isinstance(error, SystemExit):
-            told = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
-            self._member.control.tell(Failed(told=told[-MOST_TOLD:]))
+            text = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
+            self._tracker.send(Failed(told=text[-MAX_TRACEBACK:]))
 
-    def _part(self) -> None:
-        control = self._member.control
-        if self.void:  # nothing of a step that does not count is left behind
-            self._undo.forget()
-            self.void = False
+    def leave(self) -> None:
+        """Finish the last checkpoint, report done, and disconnect from the coordinator."""
+        control, step = self._tracker.control, self._replica.step
+        if step.is_void:
+            self._rollback.finish()
+            step.retry()
         if not self._failed:
-            self._trained()  # unless the script has left session.epochs(...) at its end before
-        if self._checkpoints is not None:
-            self._checkpoints.close()
-        if signal.getsignal(signal.SIGTERM) == self._leave_soon:
-            signal.signal(signal.SIGTERM, self._handled_before or signal.SIG_DFL)
+            self.trained()  # if the script did not run session.epochs(...) to its end
+        if self._has_entered:
+            self._saver.close()
+        self._sigterm.close()
         if not self._failed:
-            control.tell(Done(step=self._next_step))
-            until_s = time.monotonic() + PARTING_S
+            control.tell(Done(step=step.number))
+            until_s = time.monotonic() + GOODBYE_S
             while control.connected and control.goodbye is None and time.monotonic() < until_s:
                 control.wait(0.05)
             why = control.goodbye or "trained to the end"
-            log.info("%s leaves the run at step %d: %s", self._member.worker, self._next_step, why)
+            log.info("%s leaves the run at step %d: %s", self._tracker.worker, step.number, why)
         control.close()
 
-
-def _check_schedules(things: Iterable[Any]) -> None:
-    """Raises if an optimizer has a scheduler, and the run was given none for it."""
-    things = list(things)
-    known = {id(thing.optimizer) for thing in things if isinstance(thing, LRScheduler)}
-    for optimizer in things:
-        if not isinstance(optimizer, torch.optim.Optimizer) or id(optimizer) in known:
-            continue
-        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):  # as schedulers mark what they follow
-            raise ConfigError(
-                "scheduler",
-                f"that of {type(optimizer).__name__} is not known to the run: workers that join "
-                "would begin its schedule anew. Give it along: session.prepare(model, optimizer, "
-                "scheduler)",
-            )
-
-
-def _digest(model: torch.nn.Module) -> str:
-    """A short name for the parameters and buffers that a model has."""
-    return blake2b(repr(rows(model)).encode(), digest_size=16).hexdigest()
+    def close(self) -> None:
+        """Unwrap the script's optimizers, and destroy the process groups."""
+        if self._has_entered:
+            for release in self._rollback.releases:
+                release()
+        self._groups.close()
+        await_closed(CLOSE_S)

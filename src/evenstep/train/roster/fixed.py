@@ -1,12 +1,9 @@
-"""A session with a fixed roster: alone, or under torchrun, the brain in a thread of rank 0."""
+"""A fixed roster: one process alone, or the ranks of torchrun. A rank that fails ends the run."""
 
 from __future__ import annotations
 
-import logging
-import os
-import time
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
@@ -19,157 +16,178 @@ from evenstep.journal import Journal
 from evenstep.launch.environment import StaticRank
 from evenstep.messages import ALIKE, differ
 from evenstep.strict import build
-from evenstep.train.comm.address import own_address
-from evenstep.train.comm.agreement import Meeting, check_models
-from evenstep.train.comm.group import CPU, Group, GroupGoneError, PeerLostError
-from evenstep.train.data.loader import Loader
-from evenstep.train.plan.local import Agent
+from evenstep.train.comm.address import reachable_address
+from evenstep.train.comm.group import CPU, Group, GroupGoneError, WorkerLostError
+from evenstep.train.comm.model_check import check_models
+from evenstep.train.comm.shared_store import SharedStore
+from evenstep.train.comm.transfer import await_closed
+from evenstep.train.plan.local import LocalPlanner
+from evenstep.train.plan.planner import NoPlanner, Planner
 from evenstep.train.recover.flatten import bytes_of
 from evenstep.train.recover.handover import Spec
-from evenstep.train.recover.state import State
+from evenstep.train.recover.state import TrainingState
 from evenstep.train.reduce.pulse import RankPlan
-from evenstep.train.session import Session
+from evenstep.train.replica import Replica
+from evenstep.train.roster.worker_info import run_settings, worker_facts
 from evenstep.types import Worker
-from evenstep.verify.probe import Probe
-
-log = logging.getLogger("evenstep")
 
 TIMEOUT_S = 600.0
-ASK_S = 0.25  # of a wait for peers, before the store is asked for word of one: rank 0 has to answer
+CHECK_S = 0.25  # of a wait, before asking the store for failed ranks: rank 0 has to answer
+CLOSE_S = 15.0  # for process groups to be destroyed; on a busy host even milliseconds take long
 
 
-class FixedSession(Session):
-    """One generation for good: a rank that fails ends the run."""
+class GivenPlans(Protocol):
+    """Plans known in advance, as `evenstep verify` uses them."""
+
+    def plans(self, batch: int, world: int) -> list[RankPlan]: ...
+
+
+class FixedRoster:
+    """One generation for the whole run."""
+
+    hands_over_state = False
+    is_late = False
+    generation = 1
 
     def __init__(
         self,
         place: StaticRank,
-        settings: dict[str, Any],
+        replica: Replica,
         *,
-        cap: int | None = None,
-        min_share: int = 1,
-        seed: int = 0,
-        kind: str = "",
         journal: Path | None = None,
+        given: GivenPlans | None = None,
     ) -> None:
-        super().__init__(settings, cap=cap, min_share=min_share, seed=seed, kind=kind)
-        self.rank, self.world, self.generation = place.rank, place.world, 1
-        self.probe = Probe.find(os.environ, place.rank)
-        self._journal = journal
-        self._stays = place.hosts_store  # at the end, until all have parted
-        self._store = store = HashStore() if place.world == 1 else _dial(place)
-        self._meeting = Meeting(store, place.rank, place.world, TIMEOUT_S)
-        self._agent: Agent | None = None
+        self.rank, self.world = place.rank, place.world
+        self._replica, self._journal, self._given = replica, journal, given
+        self._waits_for_all = place.hosts_store  # at the end
+        self._store = store = HashStore() if place.world == 1 else _connect(place)
+        self._shared = SharedStore(store, place.rank, place.world, TIMEOUT_S)
+        self._planner: Planner = NoPlanner()
         self._address = ""
+        self._groups: list[Group] = []
         try:
             if place.world > 1:
-                self._address = own_address(self._meeting, place.address, place.port)
-            self._group = self._new_group("control", CPU)
-        except BaseException as e:  # nobody has entered the session yet: tell the others here
-            self._meeting.fail(e)
+                self._address = reachable_address(self._shared, place.address, place.port)
+            self.control = self._make_group("control", CPU)
+        except BaseException as e:  # the session does not exist yet: tell the others here
+            self._shared.publish_failure(e)
             raise
 
-    def enter(self) -> None:
-        """Nothing to do: a rank is in from the start."""
-
-    def settle(self, *, may_rest: bool) -> int:
-        """The roster never changes."""
-        return self.generation
-
-    def fall_behind(self) -> None:
-        """Nobody does, without a spare."""
-
-    def _meet(self, model: torch.nn.Module) -> None:
-        check_models(self._meeting, model)
-        for tensor in State({"model": model}, {}, {}).collect()["models"]["model"].values():
-            self._spread(tensor)
-        self._join_groups(self._new_group)
+    def prepared(self) -> None:
+        """Check that all ranks have the same model, and give all of them the leader's numbers."""
+        model = self._replica.model
+        check_models(self._shared, model.module)
+        state = TrainingState({"model": model.module}, {}, {})
+        for tensor in state.collect()["models"]["model"].values():
+            self._broadcast(tensor)
+        self._replica.connect(self.control, self._make_group, on_wait=model.meter.waited)
 
     @torch.no_grad()
-    def _spread(self, tensor: torch.Tensor) -> None:
-        """The leader's numbers on every rank, as bytes: Gloo does not know all kinds of them."""
+    def _broadcast(self, tensor: torch.Tensor) -> None:
+        """The leader's numbers on every rank, as bytes: Gloo does not support all dtypes."""
         if self.world == 1 or not tensor.numel():
             return
         dims = Spec.of(tensor).dims
-        laid = tensor.resolve_conj().resolve_neg().permute(dims).contiguous()
-        self._group.broadcast(bytes_of(laid))
-        if laid.data_ptr() != tensor.data_ptr():
-            tensor.permute(dims).copy_(laid)
+        dense = tensor.resolve_conj().resolve_neg().permute(dims).contiguous()
+        self.control.broadcast(bytes_of(dense))
+        if dense.data_ptr() != tensor.data_ptr():
+            tensor.permute(dims).copy_(dense)
 
-    def _agree(self, loader: Loader) -> None:
-        """The leader learns of all workers and says the first shares."""
-        facts = self._facts(loader)
-        self._meeting.tell("facts", facts)
-        every = self._meeting.hear_all("facts")
-        for rank, other in enumerate(every):
+    def start(self) -> Planner:
+        """The leader learns of all workers and publishes the first plan."""
+        replica, shared = self._replica, self._shared
+        facts = worker_facts(replica)
+        shared.publish("facts", facts)
+        everyone = shared.read_all("facts")
+        for rank, other in enumerate(everyone):
             for name in ALIKE:
                 if other.get(name) != facts.get(name):  # models have been compared before
                     mine, theirs = (f"on rank {r}" for r in (self.rank, rank))
                     raise ConfigError(name, differ(name, facts[name], mine, other[name], theirs))
-        if self.probe is not None:
-            self._plans = self.probe.plans(global_batch(loader.batch, self.world), self.world)
-            return
-        if self.is_leader:
-            told = {"workers": {"min": self.world}, **self._all_settings(loader)}
-            settings = build(Settings, told)
-            engine = Engine(settings)
-            if self._journal is not None:
-                engine.journal = Journal.create(self._journal, settings)
+        if self._given is not None:
+            batch = global_batch(replica.loader.batch, self.world)
+            replica.plans.restart(self._given.plans(batch, self.world))
+            return self._planner
+        if self.rank == 0:
             width = len(str(self.world - 1))
             workers = [
                 Worker(id=f"w{r:0{width}}", kind=f["kind"], cores=f["cores"], cap=f["cap"])
-                for r, f in enumerate(every)
+                for r, f in enumerate(everyone)
             ]
-            self._agent = Agent(engine, workers)
-            first = self._agent.take(0)
-            if first is None:
-                raise EvenstepError(self._agent.paused)
-            rule, warmup = settings.batch.lr_rule, settings.batch.lr_warmup_steps
-            self._meeting.tell("first", [first.shares, first.lr_factor, rule, warmup])
-        shares, lr_factor, rule, warmup = self._meeting.hear("first", 0)
-        self._plans = [RankPlan(from_step=0, shares=tuple(shares), lr_factor=lr_factor)]
-        self._warmup_steps = warmup
-        self._rate.aim(0, lr_factor, warmup if lr_factor != 1.0 else 0)
-        self._measures = rule == "adascale"
+            self._planner = self._plan_for(workers)
+        shares, lr_factor, rule, warmup_steps = shared.read("first", 0)
+        first = RankPlan(from_step=0, shares=tuple(shares), lr_factor=lr_factor)
+        replica.plans.restart([first])
+        replica.plans.warmup_steps = warmup_steps
+        replica.lr_scale.aim(0, lr_factor, warmup_steps if lr_factor != 1.0 else 0)
+        replica.measures_noise = rule == "adascale"
+        return self._planner
 
-    def _orders(self) -> tuple[RankPlan | None, int]:
-        return (self._agent.take(self._plan_from()) if self._agent else None), 0
+    def _plan_for(self, workers: list[Worker]) -> LocalPlanner:
+        """A planner for these workers, with its first plan published."""
+        settings = build(Settings, {"workers": {"min": self.world}, **run_settings(self._replica)})
+        engine = Engine(settings)
+        if self._journal is not None:
+            engine.journal = Journal.create(self._journal, settings)
+        planner = LocalPlanner(engine, workers)
+        first, batch = planner.next(0), settings.batch
+        if first is None:
+            raise EvenstepError(planner.paused)
+        terms = [first.shares, first.lr_factor, batch.lr_rule, batch.lr_warmup_steps]
+        self._shared.publish("first", terms)
+        return planner
 
-    def _switch(self, ahead: int) -> None:
-        raise AssertionError("a fixed roster has one generation")
+    def enter(self) -> None:
+        """Nothing to do: a rank is in from the start."""
 
-    def _before_optimizer_step(self, *_: Any) -> None:
-        """Nothing is ever undone."""
+    def settle(self, *, in_loop: bool) -> int:
+        """The roster never changes."""
+        return self.generation
 
-    def _gone(self, error: GroupGoneError) -> None:
+    def fall_behind(self) -> None:
+        """Never called: without spares nobody falls behind."""
+
+    def finish_epoch(self) -> None:
+        """Nothing to do: all ranks take every step together."""
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, in place."""
+        return self.control.sum(values)
+
+    def lost(self, error: GroupGoneError) -> None:
+        """End the run: a fixed roster cannot go on without a rank."""
         raise error
 
-    def _sum(self, values: torch.Tensor) -> torch.Tensor:
-        return self._group.sum(values)
+    def num_pending(self) -> int:
+        """There is one generation."""
+        return 0
 
-    def _tell_step(self, step: int, seconds: float) -> None:
-        if self._agent is None:
-            return
-        now_s = time.monotonic() - self._started_s
-        self._agent.report(now_s, step, seconds, self._reports, self._squared_norm())
-        if self._agent.failure is not None:
-            log.warning("the balancer has stopped, shares stay: %s", self._agent.failure)
-            self._agent.failure = None
+    def move_on(self, num: int) -> None:
+        """There is one generation."""
+        raise AssertionError("a fixed roster has one generation")
 
-    def _trained(self) -> None:
+    def trained(self) -> None:
         """Nothing to do: a fixed roster keeps no checkpoints."""
 
-    def _fail(self, error: BaseException) -> None:
-        self._meeting.fail(error)
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks why the script failed."""
+        self._shared.publish_failure(error)
         # Until all know why: torchrun ends with its first rank, and the store may go with it.
-        self._stays = self._stays or not isinstance(error, PeerLostError)
+        self._waits_for_all = self._waits_for_all or not isinstance(error, WorkerLostError)
 
-    def _part(self) -> None:
-        if self._agent is not None:
-            self._agent.close()
-        self._meeting.part(stay=self._stays)
+    def leave(self) -> None:
+        """Stop planning; the rank that hosts the store waits for the others."""
+        self._planner.close()
+        self._shared.finish(wait_for_all=self._waits_for_all)
 
-    def _new_group(self, name: str, device: torch.device) -> Group:
+    def close(self) -> None:
+        """Destroy the process groups."""
+        groups, self._groups = self._groups, []
+        for group in groups:
+            group.close()
+        await_closed(CLOSE_S)
+
+    def _make_group(self, name: str, device: torch.device) -> Group:
         group = Group(
             self._store,
             self.generation,
@@ -179,12 +197,12 @@ class FixedSession(Session):
             name=name,
             device=device,
             address=self._address,
-            check=lambda _: self._meeting.check_failure(),
-            slice_s=ASK_S,
+            check=lambda _: self._shared.check_failure(),
+            slice_s=CHECK_S,
         )
         self._groups.append(group)
         return group
 
 
-def _dial(place: StaticRank) -> Store:
+def _connect(place: StaticRank) -> Store:
     return TCPStore(place.address, place.port, None, place.hosts_store, wait_for_workers=False)

@@ -55,7 +55,7 @@ class Ahead:
         return kept
 
 
-def compare(group: Group, mine: Position, *, gradients: bool) -> Ahead:
+def compare_positions(group: Group, mine: Position, *, gradients: bool) -> Ahead:
     """Learn where everyone is. All ranks of the group call this at once."""
     table = torch.zeros(group.world, FIELDS, dtype=torch.float64)
     row = (mine.begun, mine.steps, mine.sums, mine.sum_bytes, gradients)

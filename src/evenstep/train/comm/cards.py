@@ -1,0 +1,60 @@
+"""Whether gradients are reduced on the GPUs, by NCCL, or in host memory, by Gloo.
+
+NCCL needs a GPU of its own for every rank. In an elastic run a worker that dies may leave NCCL
+hanging, so gradients go through host memory there unless EVENSTEP_NCCL=1 is set on all workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import cache
+from hashlib import blake2b
+
+import torch
+
+from evenstep.train.comm.group import Group
+
+log = logging.getLogger("evenstep")
+
+USE_NCCL = "EVENSTEP_NCCL"
+
+
+def card_of(device: torch.device) -> int:
+    """A number for the device's GPU, the same in all processes; 0: none that NCCL can use."""
+    if device.type != "cuda" or not torch.distributed.is_nccl_available():
+        return 0
+    name = str(torch.cuda.get_device_properties(device).uuid)
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def on_cards(group: Group, card: int, *, elastic: bool) -> bool:
+    """Whether gradients are reduced on the GPUs that they are on. All ranks call it."""
+    table = torch.zeros(group.world, 2, dtype=torch.int64)  # floats could not tell GPUs apart
+    willing = not elastic or os.environ.get(USE_NCCL) == "1"
+    table[group.rank, 0], table[group.rank, 1] = card, willing
+    cards, wills = group.sum(table).T.tolist()
+    why = why_on_host(cards, wills)
+    if why and any(cards) and group.rank == 0:
+        _log_once(why)
+    return not why
+
+
+def why_on_host(cards: Sequence[int], willing: Sequence[int]) -> str:
+    """Why gradients go through host memory, given the GPU of each rank; empty: they do not."""
+    if 0 in cards:
+        return "not all workers have a GPU that NCCL can use"
+    if shared := [rank for rank, card in enumerate(cards) if cards.count(card) > 1]:
+        return f"ranks {', '.join(map(str, shared))} share GPUs, and NCCL needs one for each rank"
+    if not all(willing):
+        return (
+            "in an elastic run a worker that dies may leave NCCL hanging; "
+            f"set {USE_NCCL}=1 on all workers to use NCCL anyway"
+        )
+    return ""
+
+
+@cache  # once for each reason, not in every generation
+def _log_once(why: str) -> None:
+    log.info("gradients on CUDA are reduced in host memory, by Gloo: %s", why)

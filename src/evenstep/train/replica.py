@@ -1,0 +1,160 @@
+"""This worker's copy of the training job: what the script gave it, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from evenstep.errors import ConfigError
+from evenstep.train.comm.backend import ends_on_error, surviving_errors
+from evenstep.train.comm.cards import card_of, on_cards
+from evenstep.train.comm.group import CPU, Group, GroupGoneError
+from evenstep.train.data.loader import Loader
+from evenstep.train.measure.lr_scale import LrScale
+from evenstep.train.measure.meter import Meter
+from evenstep.train.plan.plans import Plans
+from evenstep.train.recover.random_state import card_random, set_card_random
+from evenstep.train.reduce import pulse
+from evenstep.train.reduce.loss_scale import LossScale
+from evenstep.train.reduce.norm_layers import NormLayers
+from evenstep.train.reduce.reducer import Reducer
+from evenstep.train.step import Step
+
+MakeGroup = Callable[[str, torch.device], Group]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the script passed to `evenstep.join`."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    cap: int | None = None
+    min_share: int = 1
+    seed: int = 0
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A prepared model, with everything that reduces and measures its steps."""
+
+    module: torch.nn.Module
+    device: torch.device
+    reducer: Reducer
+    norms: NormLayers
+    meter: Meter
+
+
+class Replica:
+    """The objects of one worker's training, shared by its session and its roster."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.step = Step()
+        self.lr_scale = LrScale()
+        self.plans = Plans(self.lr_scale)
+        self.loss_scale = LossScale()
+        self.stateful: dict[str, Any] = {}  # optimizers, schedulers, registered objects, by name
+        self.num_epochs = 0  # 0: the script has not said
+        self.measures_noise = False  # of the gradients, for adaptive learning rates
+        self._model: Model | None = None
+        self._loader: Loader | None = None
+        self.step.on_fetched.append(self._begin_step)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the script has called `prepare`."""
+        return self._model is not None
+
+    @property
+    def has_loader(self) -> bool:
+        """Whether the script has called `loader`."""
+        return self._loader is not None
+
+    @property
+    def model(self) -> Model:
+        """The prepared model."""
+        if self._model is None:
+            raise ConfigError("session", "call session.prepare(model, ...) before the first batch")
+        return self._model
+
+    @model.setter
+    def model(self, model: Model) -> None:
+        self._model = model
+        step, meter = self.step, model.meter
+        step.on_fetched.append(meter.begin)
+        step.on_ready.append(meter.ready)
+        step.on_reduced.insert(0, meter.reduced)  # first, so that it measures the all-reduce alone
+
+    @property
+    def loader(self) -> Loader:
+        """The loader of training batches."""
+        if self._loader is None:
+            raise ConfigError("session", "call session.loader(...) first")
+        return self._loader
+
+    @loader.setter
+    def loader(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def _begin_step(self) -> None:
+        batch, reducer = self.step.batch, self.model.reducer
+        reducer.weight = batch.weight / batch.total
+        reducer.measures = self.measures_noise
+        self.lr_scale.begin_step(batch.step)
+
+    def connect(
+        self,
+        control: Group,
+        make: MakeGroup,
+        *,
+        on_wait: Callable[[float], None],
+        on_lost: Callable[[GroupGoneError], None] | None = None,
+    ) -> None:
+        """Reduce over the groups of a generation, made by `make`; all ranks call it.
+
+        `on_wait` is told how long the model waited for other workers in the middle of a pass. With
+        `on_lost`, training survives the loss of a group.
+        """
+        model, elastic = self.model, on_lost is not None
+        card = card_of(model.device)
+        use_cards = control.world > 1 and on_cards(control, card, elastic=elastic)
+        device = model.device if use_cards else CPU
+
+        def join(name: str) -> Group:
+            with surviving_errors(elastic and use_cards):
+                group = make(name, device)
+            group.sees_through = elastic or not ends_on_error()  # else nobody looks for errors
+            return group
+
+        gradients = join("gradients") if use_cards else control
+        model.reducer.regroup(gradients, control, pulse.size(control.world))
+        self.loss_scale.begin_roster()
+        if model.norms.needs_group:
+            step = self.step
+            model.norms.connect(
+                join("norm"), lambda: step.batch.weight, lambda: step.is_void, on_wait, on_lost
+            )
+        model.norms.warn_if_local(control.rank, control.world)
+
+    def plain_state(self) -> dict[str, Any]:
+        """Everything of the training state but tensors of the model and of stateful objects."""
+        return {
+            "step": self.step.number,
+            "unused": self.step.num_unused,
+            "order": self.loader.state_dict(),
+            "rate": self.lr_scale.state_dict(),
+            "random": torch.get_rng_state(),
+            "card_random": card_random(self.model.device),
+        }
+
+    def load_plain_state(self, plain: dict[str, Any]) -> None:
+        """Continue where another worker or a checkpoint is."""
+        self.loader.load_state_dict(plain["order"])
+        self.lr_scale.load_state_dict(plain["rate"])
+        self.step.number, self.step.num_unused = plain["step"], plain["unused"]
+        torch.set_rng_state(plain["random"])
+        set_card_random(self.model.device, plain.get("card_random"))  # older checkpoints have none

@@ -1,0 +1,99 @@
+"""At the start of a generation: bring workers that are behind to the newest state."""
+
+from __future__ import annotations
+
+import torch
+from msgspec.structs import replace
+
+from evenstep.errors import EvenstepError
+from evenstep.train.comm.group import Group
+from evenstep.train.failpoint import failpoint
+from evenstep.train.recover.handover import hand_over
+from evenstep.train.recover.preallocate import Preallocation
+from evenstep.train.recover.rollback import Rollback
+from evenstep.train.recover.state import TrainingState
+from evenstep.train.replica import Replica
+from evenstep.train.roster.checkpointing import CheckpointSaver
+from evenstep.train.roster.position import Position, compare_positions
+
+
+class CatchUp:
+    """This worker's position, and the result of the last sum, for workers that missed it."""
+
+    def __init__(
+        self, replica: Replica, state: TrainingState, rollback: Rollback, saver: CheckpointSaver
+    ) -> None:
+        self._replica, self._state, self._rollback = replica, state, rollback
+        self._saver, self._preallocation = saver, Preallocation()
+        self.position = self._position_before = Position()
+        self._last_sum = torch.zeros(0, dtype=torch.uint8)  # its bytes
+
+    def preallocate(self) -> None:
+        """Make room for the state that the others will hand over, while they train."""
+        self._preallocation.make(self._replica.stateful.values())
+
+    def begin_step(self) -> None:
+        """Remember where to return to if the step turns out void."""
+        self._position_before = self.position
+
+    def reduced(self) -> None:
+        """The step at hand is reduced."""
+        self.position = self.position.after_step(self._replica.step.number)
+
+    def summed(self, result: torch.Tensor) -> None:
+        """A sum outside of the gradients is complete."""
+        self.position = self.position.after_sum(result)
+        self._last_sum = result.reshape(-1).view(torch.uint8)
+
+    def last_sum(self, like: torch.Tensor) -> torch.Tensor:
+        """The result of the last sum, in the type and shape of a tensor."""
+        return self._last_sum.clone().view(like.dtype).view(like.shape)
+
+    def roll_back(self) -> None:
+        """Return to where the step at hand began."""
+        self.position = self._position_before
+        self._rollback.restore()
+
+    def forget(self) -> None:
+        """Whatever this worker has will be out of date."""
+        self.position = Position()
+
+    def run(self, group: Group, resume: str) -> bool:
+        """Compare positions and hand over state; all ranks of a new group call it.
+
+        Returns whether anyone had a state. `resume` is the newest checkpoint that the coordinator
+        knows of, for when nobody has.
+        """
+        replica, step, state = self._replica, self._replica.step, self._state
+        mine = replace(self.position, begun=self.position.begun and not state.torn)
+        failpoint("compare")
+        ahead = compare_positions(group, mine, gradients=step.num_unused > 0)
+        if not ahead.position.begun:
+            self._start_anew(group.rank, resume)
+        behind = [rank for rank in range(group.world) if rank not in ahead.sources]
+        state.plain = replica.plain_state()
+        failpoint("handover")
+        hand_over(group, ahead.sources, behind, state, grads=ahead.gradients)
+        if group.rank in behind:
+            if not ahead.gradients:
+                self._rollback.drop_gradients()
+            replica.load_plain_state(state.plain)
+            step.adopt()
+            self._preallocation.filled()
+        self._last_sum = ahead.last_sum(group, self._last_sum)
+        steps = max(ahead.position.steps, step.num_done)
+        self.position = replace(ahead.position, begun=True, steps=steps)
+        return ahead.position.begun
+
+    def _start_anew(self, rank: int, resume: str) -> None:
+        """Nobody has a state: the leader's fresh one, or that of a checkpoint, is handed out."""
+        self._preallocation.discard()
+        if rank != 0:
+            return
+        self._saver.load(resume)
+        if self._state.torn:
+            raise EvenstepError(
+                "all workers that trained were lost while they handed their state to this one, "
+                "which has only a part of it, and there is no checkpoint. Start the run again; a "
+                "smaller --checkpoint-every writes checkpoints more often."
+            )

@@ -1,0 +1,108 @@
+"""When this worker writes checkpoints, and of which steps."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from evenstep.errors import ConfigError
+from evenstep.messages import Welcome
+from evenstep.train.recover.checkpoint import Checkpoints
+from evenstep.train.recover.state import TrainingState
+from evenstep.train.replica import Replica
+
+log = logging.getLogger("evenstep")
+
+
+class CheckpointSaver:
+    """Writes checkpoints while this worker is the one to do so.
+
+    `checkpoints` is None if the run's folder is not on this host.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        state: TrainingState,
+        checkpoints: Checkpoints | None,
+        every_s: float,
+    ) -> None:
+        self._replica, self._state, self._checkpoints = replica, state, checkpoints
+        self._every_s = every_s
+        self._saved_s, self._saved_step = time.monotonic(), -1
+        self.is_active = False  # it is this worker that writes them
+
+    def set_active(self, active: bool) -> None:
+        """A generation begins. A new writer counts from the previous writer's last checkpoint."""
+        if active and not self.is_active and self._checkpoints is not None:
+            written_s = time.monotonic() - self._checkpoints.age_s()
+            self._saved_s = max(self._saved_s, written_s)
+        self.is_active = active
+
+    def load(self, newest: str) -> None:
+        """Continue from the run's newest checkpoint, if it has one.
+
+        `newest` is what the coordinator knows of, on its own host.
+        """
+        found = self._checkpoints.newest() if self._checkpoints is not None else None
+        if found is None and newest:
+            raise ConfigError(
+                "resume",
+                f"the run's newest checkpoint is {newest} on the coordinator's host, but "
+                f"{socket.gethostname()}, whose worker leads, cannot read it. Share the folder "
+                "between the hosts, or start the first worker on the coordinator's host",
+            )
+        if found is not None:
+            self._state.apply(found.tree)
+            self._replica.load_plain_state(self._state.plain)
+            log.info("resuming from %s at step %d", found.path.name, self._replica.step.number)
+
+    def save_if_due(self) -> None:
+        """Between two steps: write a checkpoint if the last one is old enough."""
+        if self.is_active and self._every_s and time.monotonic() - self._saved_s > self._every_s:
+            self.save()
+
+    def save(self, *, wait: bool = False) -> None:
+        """Write a checkpoint of the committed steps; never while gradients accumulate."""
+        step = self._replica.step
+        if self._checkpoints is None or step.num_unused:
+            return
+        self._saved_s, self._saved_step = time.monotonic(), step.number
+        self._state.plain = self._replica.plain_state()
+        self._checkpoints.save(step.number, self._state)
+        if wait:
+            self._checkpoints.close()
+
+    @property
+    def is_last_due(self) -> bool:
+        """Training is over: whether the last step still needs a checkpoint from this worker."""
+        step = self._replica.step
+        if not self.is_active or self._saved_step == step.number:
+            return False
+        if step.num_unused:
+            log.warning(
+                "no checkpoint of the last step: no optimizer step used the gradients of the last "
+                "%d batches",
+                step.num_unused,
+            )
+        return not step.num_unused
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is on disk."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+
+
+def open_checkpoints(welcome: Welcome, token: str) -> Checkpoints | None:
+    """The run's checkpoints, if its folder is on this host: its token file must match."""
+    if not welcome.run:
+        return None
+    folder = Path(welcome.run)
+    with suppress(OSError):
+        if (folder / "token").read_text(encoding="utf-8").strip() == token:
+            return Checkpoints(folder / "checkpoints", keep=welcome.checkpoints_kept)
+    log.info("%s is not on this host: this worker writes no checkpoints", folder)
+    return None

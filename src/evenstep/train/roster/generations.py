@@ -1,0 +1,168 @@
+"""Which generation this worker is in, and which one the coordinator has announced next."""
+
+from __future__ import annotations
+
+import logging
+
+from evenstep.launch.environment import CoordinatorAddress
+from evenstep.messages import Alive, FromClient, Generation, NewPlan, Stuck, Welcome
+from evenstep.train.comm.group import SupersededError
+from evenstep.train.roster.control import Control
+
+log = logging.getLogger("evenstep")
+
+UNKNOWN_S = 60.0  # a wait to report while the usual step time is unknown
+MIN_WAIT_S, NUM_STEPS = 5.0, 10.0  # afterwards: so many seconds, or so many steps
+EWMA_WEIGHT = 0.2  # of the newest step in the usual step time
+LEFT, EVICTED = 0, 75  # exit codes: as asked, and "try again later"
+
+
+class LeftError(SystemExit):
+    """This worker leaves before the end of training: its process ends."""
+
+
+class LeaseOverError(LeftError):
+    """The lease ran out: other workers may have taken this one's place."""
+
+
+class GenerationTracker:
+    """This worker's id, generation and progress, and its connection to the coordinator."""
+
+    def __init__(self, where: CoordinatorAddress) -> None:
+        self.generation = 0
+        self.has_trained = False  # in this or an earlier generation, since it last was a spare
+        self._is_spare = False
+        self.step = 0
+        self.waiting = False  # for other workers, or for a generation
+        self.between_steps = False  # the step's all-reduces are complete, the next is not begun
+        self._usual_step_s = 0.0
+        self._reported_stuck = 0
+        self.control = Control(where, self._progress)
+
+    def _progress(self) -> Alive:
+        return Alive(
+            generation=self.generation,
+            step=self.step,
+            waiting=self.waiting,
+            apart=self.between_steps,
+        )
+
+    @property
+    def worker(self) -> str:
+        """This worker's id, for life."""
+        return self.welcome.worker
+
+    @property
+    def welcome(self) -> Welcome:
+        """The terms on which the coordinator admitted this worker."""
+        return self.control.welcome
+
+    @property
+    def current(self) -> Generation:
+        """The generation that this worker is in."""
+        return self.control.generations[self.generation]
+
+    @property
+    def roster(self) -> tuple[str, ...]:
+        """The workers of this generation, by rank; empty while it is in none."""
+        return self.current.roster if self.generation else ()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker is rank 0 of its generation."""
+        return self.roster[:1] == (self.worker,)
+
+    @property
+    def newest(self) -> int:
+        """The newest generation that makes this one void."""
+        return self.control.newest_at_once if self.has_trained else self.control.newest
+
+    def num_pending(self) -> int:
+        """By how many generations the newest announced one is ahead."""
+        return max(0, self.control.newest - self.generation)
+
+    def send(self, message: FromClient) -> None:
+        """Queue a message to the coordinator."""
+        self.control.tell(message)
+
+    def take_plan(self) -> NewPlan | None:
+        """The newest plan for this generation, once."""
+        return self.control.take_plan(self.generation)
+
+    def superseded(self) -> str:
+        """Why everything done in this generation is void; empty if it is not."""
+        newest = self.newest
+        return f"generation {newest} replaces {self.generation}" if newest > self.generation else ""
+
+    def next(self, planned: int = 0) -> Generation:
+        """Wait for the generation to move to: one that takes effect at once, or the planned one."""
+        self.waiting, warned = True, False
+        while True:
+            number = self.newest
+            if number <= self.generation and planned in self.control.generations:
+                number = planned
+            if number > self.generation:
+                self.waiting = False
+                return self.control.generations[number]
+            self.check_membership()
+            if self.control.paused and not warned:
+                warned = True
+                log.warning("paused: %s", self.control.paused)
+            self.control.wait(0.05)
+
+    def enter(self, generation: Generation) -> tuple[int, int]:
+        """Move to a generation. Returns rank and world."""
+        self.generation, self._is_spare = generation.number, False
+        self.control.forget_before(generation.number)
+        return generation.roster.index(self.worker), len(generation.roster)
+
+    def rest(self, generation: Generation) -> None:
+        """Become a spare: out of the roster, ready to come back like a joiner."""
+        self.generation, self.has_trained, self._is_spare = generation.number, False, True
+        self.control.forget_before(generation.number)
+
+    def began_training(self, step: int) -> None:
+        """The generation has formed, and this worker has its state."""
+        self.has_trained, self.waiting, self.step = True, False, step
+
+    def took_step(self, number: int, seconds: float) -> None:
+        """A step was committed."""
+        usual_s, self.step = self._usual_step_s, number
+        self._usual_step_s = usual_s + EWMA_WEIGHT * (seconds - usual_s) if usual_s else seconds
+
+    def check(self, waited_s: float) -> None:
+        """Called while waiting for other workers: raises if waiting on makes no sense."""
+        if why := self.superseded():
+            raise SupersededError(why)
+        self.check_membership()
+        self.waiting = True
+        known_s = max(MIN_WAIT_S, NUM_STEPS * self._usual_step_s)
+        if waited_s > (known_s if self._usual_step_s else UNKNOWN_S):
+            self.report_stuck(waited_s)
+
+    def report_stuck(self, waited_s: float) -> None:
+        """Tell the coordinator, once per generation, that other workers do not respond."""
+        if self._reported_stuck < self.generation:
+            self._reported_stuck = self.generation
+            self.send(Stuck(generation=self.generation, step=self.step, waited_s=waited_s))
+
+    def check_membership(self) -> None:
+        """Raise if this worker is not part of the run any more."""
+        if self.control.goodbye is not None and self._is_spare:
+            log.info("%s, a spare, leaves the run: %s", self.worker, self.control.goodbye)
+            raise LeftError(LEFT)
+        if self.control.goodbye is not None:
+            log.error("this worker is no longer part of the run: %s", self.control.goodbye)
+            raise LeftError(EVICTED)
+        if self.control.lease_over:
+            log.error("no word from the coordinator for %g s", self.welcome.lease_s)
+            raise LeaseOverError(EVICTED)
+
+
+def leave_message(worker: str, step: int, generation: Generation) -> str:
+    """What to log when a worker is not in the roster of the next generation."""
+    if not generation.roster:
+        return f"{worker} leaves the run at step {step}: the run is stopping ({generation.reason})"
+    if generation.planned:
+        return f"{worker} leaves the run at step {step}, as asked: {generation.reason}"
+    return f"{worker} is evicted at step {step}: {generation.reason}"
