@@ -67,7 +67,7 @@ def test_a_paused_run_that_is_stopped_leaves_a_checkpoint(tmp_path: Path, alone:
     args = [*ARGS, *epochs(step + 50)]
     with Cluster(tmp_path, workers=3, args=args) as run:
         assert run.finish() == 0
-        begun = re.search(r"going on from step-(\d+)", run.said())
+        begun = re.search(r"resuming from step-(\d+)", run.said())
         assert begun is not None
         assert int(begun[1]) >= step
         assert all(same(result, alone(*args)) for result in run.results().values())

@@ -63,7 +63,7 @@ def test_a_run_through_chaos_ends_where_one_process_ends(
     args = epochs(status["step"] + 100)
     with Running(tmp_path, workers="3", args=args) as run:
         assert run.finish() == 0
-        assert "going on from" in run.said()
+        assert "resuming from" in run.said()
         ends = run.results().values()
         assert len(ends) == 3
         assert all(same(result, alone(*args)) for result in ends)

@@ -127,7 +127,7 @@ def test_a_coordinator_without_workers_of_its_own_is_cut_off_past_the_lease(
     cluster.go()
     assert [other.wait() for other in others] == [0, 0]
     assert run.wait() == 0
-    assert "going on from" in cluster.said()
+    assert "resuming from" in cluster.said()
     ends = [torch.load(path, weights_only=True) for path in cluster.out.glob("*.pt")]
     assert ends
     assert all(same(end, alone(*epochs(end["step"]))) for end in ends)

@@ -23,7 +23,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, alone: Alone) 
     args = [*ARGS, *epochs(step + 50)]
     with Running(tmp_path, workers="1", args=args) as run:
         assert run.finish() == 0
-        assert "going on from" in run.said()
+        assert "resuming from" in run.said()
         assert all(same(result, alone(*args)) for result in run.results().values())
 
 
