@@ -53,8 +53,8 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "recover/undo.py",
-        "            self._registered = [(obj, copy.deepcopy(obj.state_dict())) for obj in objects]",
-        "            pass",
+        "        self._registered = [(obj, copy.deepcopy(obj.state_dict())) for obj in objects]",
+        "        pass",
         "tests/train/test_void.py",
     ),
     Mutant(

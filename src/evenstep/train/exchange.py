@@ -5,39 +5,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from evenstep.train.measure.host_load import HostLoad
 from evenstep.train.plan.planner import NoPlanner, Planner, StepResult
+from evenstep.train.ports import Roster
 from evenstep.train.reduce import pulse
 from evenstep.train.reduce.loss_scale import check_scales
 from evenstep.train.reduce.pulse import Report
 from evenstep.train.replica import Replica
 
 
-class Generations(Protocol):
-    """The roster, as the exchange needs it."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world(self) -> int: ...
-
-    def num_pending(self) -> int:
-        """On the leader: by how many generations to move on at the end of this step."""
-        ...
-
-    def move_on(self, num: int) -> None:
-        """All workers move on by so many generations at the end of this step."""
-        ...
-
-
 class Exchange:
     """Fills in this worker's part of the pulse, and reads the sum of all parts."""
 
-    def __init__(self, replica: Replica, roster: Generations, host_load: HostLoad) -> None:
+    def __init__(self, replica: Replica, roster: Roster, host_load: HostLoad) -> None:
         self._replica, self._roster, self._host_load = replica, roster, host_load
         self.planner: Planner = NoPlanner()
         replica.step.on_committed.append(self._report)

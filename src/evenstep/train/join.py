@@ -57,7 +57,7 @@ def fixed_session(
     """A session alone, or as a rank under torchrun."""
     replica = Replica(options or Options())
     probe = Probe.find(os.environ, place.rank)
-    return Session(replica, FixedRoster(place, replica, journal=journal, given=probe), probe)
+    return Session(replica, FixedRoster(place, replica, journal=journal, observer=probe), probe)
 
 
 def elastic_session(where: CoordinatorAddress, options: Options | None = None) -> Session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch.utils.data import DataLoader
@@ -14,27 +14,20 @@ from evenstep.config import BatchSettings
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.strict import whole
 from evenstep.train.data.evaluation import PartSampler
-from evenstep.train.data.loader import BatchObserver, Loader, Weight, check_dataset
+from evenstep.train.data.loader import Loader, Weight, check_dataset
 from evenstep.train.data.order import cut
 from evenstep.train.exchange import Exchange
 from evenstep.train.measure.host_load import HostLoad
 from evenstep.train.measure.meter import Meter
 from evenstep.train.optimizers import OptimizerHooks
+from evenstep.train.ports import Observer, Roster
 from evenstep.train.reduce.norm_layers import NormLayers
 from evenstep.train.reduce.reducer import Reducer
 from evenstep.train.replica import Model, Replica
-from evenstep.train.roster.roster import Roster
 
 
 class Finished(SystemExit):
     """An observer has seen enough: the script ends in good order."""
-
-
-class Observer(BatchObserver, Protocol):
-    """Watches a session from inside, as `evenstep verify` does."""
-
-    def watch_model(self, model: torch.nn.Module, reducer: Reducer) -> None: ...
-    def end_step(self) -> None: ...
 
 
 class Session:
@@ -229,7 +222,7 @@ class Session:
             dataset,
             step=self._step,
             plans=self._plans,
-            workers=self._roster,
+            roster=self._roster,
             check_open=self._check_open,
             end_epoch=self._end_epoch,
             batch=size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
@@ -13,38 +13,11 @@ from evenstep.decide.learning import global_batch
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.data.order import Order, cut
 from evenstep.train.plan.plans import Plans
+from evenstep.train.ports import Observer, Roster
 from evenstep.train.reduce.pulse import MAX_BATCH
 from evenstep.train.step import Batch, Step
 
 Weight = Callable[[Any], float]
-
-
-class Workers(Protocol):
-    """The roster, as the loader needs it."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world(self) -> int: ...
-
-    def enter(self) -> None:
-        """Join a generation, if this worker is in none yet."""
-        ...
-
-    def settle(self, *, in_loop: bool) -> int:
-        """Between two steps: make every pending roster change. Returns the generation."""
-        ...
-
-    def fall_behind(self) -> None:
-        """The roster is in a later epoch than this worker's loop, which therefore ends."""
-        ...
-
-
-class BatchObserver(Protocol):
-    """Sees dataset and batches before the script does, as `evenstep verify` needs."""
-
-    def watch_data(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]: ...
-    def begin_step(self, batch: Any, num_counted: int) -> Any: ...
 
 
 class ShareSampler(Sampler[list[int]]):
@@ -88,7 +61,7 @@ class Loader:
         *,
         step: Step,
         plans: Plans,
-        workers: Workers,
+        roster: Roster,
         check_open: Callable[[str], None],
         end_epoch: Callable[[], None],
         batch: BatchSettings,
@@ -96,11 +69,11 @@ class Loader:
         seed: int,
         shuffle: bool,
         drop_last: bool,
-        observer: BatchObserver | None = None,
+        observer: Observer | None = None,
         **options: Any,
     ) -> None:
         check_dataset(dataset, batch.limit or batch.size, options)
-        self._step, self._plans, self._workers = step, plans, workers
+        self._step, self._plans, self._roster = step, plans, roster
         self._check_open, self._end_epoch = check_open, end_epoch
         self._weight, self._observer = weight, observer
         self.batch = batch
@@ -111,7 +84,7 @@ class Loader:
             dataset, options = observer.watch_data(dataset, options)
         length = len(dataset)  # type: ignore[arg-type]
         self.order = Order(length=length, seed=seed, shuffle=shuffle, drop_last=drop_last)
-        self._sampler = ShareSampler(self.order, plans.shares_at, workers.rank)
+        self._sampler = ShareSampler(self.order, plans.shares_at, roster.rank)
         self._loader = DataLoader(dataset, batch_sampler=self._sampler, **options)
         self.prefetched = self._loader.num_workers * (self._loader.prefetch_factor or 0)
 
@@ -124,7 +97,7 @@ class Loader:
         """Samples of the coming step, over all workers."""
         if self._plans:
             return sum(self._plans.shares_at(self._step.num_done))
-        return global_batch(self.batch, self._workers.world)
+        return global_batch(self.batch, self._roster.world)
 
     @property
     def position(self) -> int:
@@ -139,15 +112,15 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         step, order = self._step, self.order
         self._check_open("session.loader")
-        self._workers.enter()
+        self._roster.enter()
         self.leave()
         self._num_loops, self._was_left = self._num_loops + 1, False
         loop, epoch, cut_for = self._num_loops, self.epoch, 0
         batches: Iterator[Any] = iter(())
         while order.end(self.cursor, self.global_batch) > self.cursor:
-            generation = self._workers.settle(in_loop=True)
+            generation = self._roster.settle(in_loop=True)
             if self.epoch != epoch:  # this worker was a spare meanwhile: session.epochs moves on
-                self._workers.fall_behind()
+                self._roster.fall_behind()
                 return
             begin = self.cursor
             end = order.end(begin, sum(self._plans.shares_at(step.number)))
@@ -179,7 +152,7 @@ class Loader:
 
     def _restart(self, begin: int) -> Iterator[Any]:
         """Batches from a sample of this epoch on, cut for the present roster."""
-        self._sampler.rank = self._workers.rank
+        self._sampler.rank = self._roster.rank
         self._sampler.epoch, self._sampler.begin = self.epoch, begin
         self._sampler.step = self._step.number
         return iter(self._loader)
@@ -187,7 +160,7 @@ class Loader:
     def _take(self, batch: Any, begin: int, end: int) -> Any:
         """Take a fetched batch in hand; what the script is to see of it."""
         number = self._step.number
-        low, high = cut(end - begin, self._plans.shares_at(number))[self._workers.rank]
+        low, high = cut(end - begin, self._plans.shares_at(number))[self._roster.rank]
         samples = high - low
         if self._observer is not None:
             batch = self._observer.begin_step(batch, samples)

@@ -25,15 +25,12 @@ class Planner(Protocol):
 
     def next(self, from_step: int) -> RankPlan | None:
         """The newest plan, once, valid from a step on; None on every rank but the leader."""
-        ...
 
     def report(self, result: StepResult) -> None:
         """Take note of a committed step."""
-        ...
 
     def close(self) -> None:
         """Stop planning."""
-        ...
 
 
 class NoPlanner:

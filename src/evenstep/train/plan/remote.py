@@ -20,25 +20,14 @@ MESSAGE_S = 0.002  # measured CPU cost of one message, sender and receiver toget
 
 
 class Coordination(Protocol):
-    """What the planner needs of the connection to the coordinator."""
+    """What the planner needs of this worker's generation and its coordinator."""
 
     @property
-    def leads(self) -> bool:
-        """Whether this worker is the leader of its generation."""
-        ...
-
+    def leads(self) -> bool: ...
     @property
-    def current(self) -> Generation:
-        """The generation that this worker is in."""
-        ...
-
-    def take_plan(self) -> NewPlan | None:
-        """The newest plan for this generation, once."""
-        ...
-
-    def send(self, message: Stepped) -> None:
-        """Queue a message to the coordinator."""
-        ...
+    def current(self) -> Generation: ...
+    def take_plan(self) -> NewPlan | None: ...
+    def send(self, message: Stepped) -> None: ...
 
 
 class RemotePlanner:

@@ -62,8 +62,7 @@ class Undo:
         Weight averages and the like are updated after the backward pass, so saving them now, when
         the loss of a worker is noticed, is early enough.
         """
-        if not self.has_everything:
-            self._registered = [(obj, copy.deepcopy(obj.state_dict())) for obj in objects]
+        self._registered = [(obj, copy.deepcopy(obj.state_dict())) for obj in objects]
 
     @torch.no_grad()
     def restore(self) -> None:

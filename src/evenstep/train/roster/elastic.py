@@ -232,6 +232,7 @@ class ElasticRoster:
                 "its last backward pass, for the first time, and that cannot be undone. Resume "
                 "from the newest checkpoint with evenstep run --resume."
             ) from error
+        self._catch_up.roll_back()
         self._rollback.step_is_void()
         self._close_groups()
 
@@ -245,7 +246,7 @@ class ElasticRoster:
         """
         tracker, replica, step = self._tracker, self._replica, self._replica.step
         if step.is_void:
-            self._catch_up.roll_back()  # the forward pass may have run on after the group was lost
+            self._catch_up.roll_back()  # again: the pass may have run on after the group was lost
         while True:
             generation = tracker.next(planned)
             began_s = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
@@ -23,6 +22,7 @@ from evenstep.train.comm.shared_store import SharedStore
 from evenstep.train.comm.transfer import await_closed
 from evenstep.train.plan.local import LocalPlanner
 from evenstep.train.plan.planner import NoPlanner, Planner
+from evenstep.train.ports import Observer
 from evenstep.train.recover.flatten import bytes_of
 from evenstep.train.recover.handover import Spec
 from evenstep.train.recover.state import TrainingState
@@ -34,12 +34,6 @@ from evenstep.types import Worker
 TIMEOUT_S = 600.0
 CHECK_S = 0.25  # of a wait, before asking the store for failed ranks: rank 0 has to answer
 CLOSE_S = 15.0  # for process groups to be destroyed; on a busy host even milliseconds take long
-
-
-class GivenPlans(Protocol):
-    """Plans known in advance, as `evenstep verify` uses them."""
-
-    def plans(self, batch: int, world: int) -> list[RankPlan]: ...
 
 
 class FixedRoster:
@@ -55,10 +49,10 @@ class FixedRoster:
         replica: Replica,
         *,
         journal: Path | None = None,
-        given: GivenPlans | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.rank, self.world = place.rank, place.world
-        self._replica, self._journal, self._given = replica, journal, given
+        self._replica, self._journal, self._observer = replica, journal, observer
         self._waits_for_all = place.hosts_store  # at the end
         self._store = store = HashStore() if place.world == 1 else _connect(place)
         self._shared = SharedStore(store, place.rank, place.world, TIMEOUT_S)
@@ -104,9 +98,9 @@ class FixedRoster:
                 if other.get(name) != facts.get(name):  # models have been compared before
                     mine, theirs = (f"on rank {r}" for r in (self.rank, rank))
                     raise ConfigError(name, differ(name, facts[name], mine, other[name], theirs))
-        if self._given is not None:
+        if self._observer is not None:
             batch = global_batch(replica.loader.batch, self.world)
-            replica.plans.restart(self._given.plans(batch, self.world))
+            replica.plans.restart(self._observer.plans(batch, self.world))
             return self._planner
         if self.rank == 0:
             width = len(str(self.world - 1))

@@ -1,17 +1,19 @@
-"""Who trains together: a fixed set of ranks, or workers that join, leave and die."""
+"""What a session is composed of, where there is more than one kind of it."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from evenstep.train.comm.group import GroupGoneError
 from evenstep.train.plan.planner import Planner
+from evenstep.train.reduce.pulse import RankPlan
+from evenstep.train.reduce.reducer import Reducer
 
 
 class Roster(Protocol):
-    """This worker's place among the others.
+    """Who trains together: a fixed set of ranks, or workers that join, leave and die.
 
     `prepared`, `start` and `enter` are called once each, in this order; then `settle` between two
     steps; `leave` and `close` at the end.
@@ -25,67 +27,61 @@ class Roster(Protocol):
     def world(self) -> int: ...
     @property
     def generation(self) -> int: ...
-
     @property
     def is_late(self) -> bool:
         """Whether the others are ahead of this worker's loop: until its next batch it is alone."""
-        ...
 
     def prepared(self) -> None:
         """The model is there."""
-        ...
 
     def start(self) -> Planner:
         """The loader is there: agree on the first shares."""
-        ...
 
     def enter(self) -> None:
         """Join a generation, if this worker is in none yet, and take over its state."""
-        ...
 
     def settle(self, *, in_loop: bool) -> int:
         """Between two steps: make every pending roster change. Returns the generation.
 
         `in_loop`: a batch comes next, so the loop can follow the others into a later epoch.
         """
-        ...
 
     def fall_behind(self) -> None:
         """This worker's loop ends: the others are in a later epoch."""
-        ...
 
     def finish_epoch(self) -> None:
         """Wait until all workers have the epoch's last step."""
-        ...
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all workers; the tensor itself may be overwritten."""
-        ...
 
     def lost(self, error: GroupGoneError) -> None:
         """The group failed in the middle of a step: make the step void, or raise."""
-        ...
 
     def num_pending(self) -> int:
         """On the leader: by how many generations to move on at the end of this step."""
-        ...
 
     def move_on(self, num: int) -> None:
         """All workers move on by so many generations at the end of this step."""
-        ...
 
     def trained(self) -> None:
         """All epochs are over."""
-        ...
 
     def fail(self, error: BaseException) -> None:
         """The user's script raised."""
-        ...
 
     def leave(self) -> None:
         """Take leave of the others."""
-        ...
 
     def close(self) -> None:
         """Destroy the process groups."""
-        ...
+
+
+class Observer(Protocol):
+    """Watches a session from inside and chooses its shares, as `evenstep verify` does."""
+
+    def plans(self, batch: int, world: int) -> list[RankPlan]: ...
+    def watch_data(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]: ...
+    def watch_model(self, model: torch.nn.Module, reducer: Reducer) -> None: ...
+    def begin_step(self, batch: Any, num_counted: int) -> Any: ...
+    def end_step(self) -> None: ...
