@@ -70,8 +70,8 @@ MUTANTS = [
         f"{LOOPS} -k turns",
     ),
     Mutant(
-        TRAIN + "recover/skip.py",
-        "        if is_void():\n            return None\n",
+        TRAIN + "recover/rollback.py",
+        "        if step.is_void:\n            return None\n",
         "",
         f"{RECOVERY} -k bucket",
     ),
@@ -132,9 +132,9 @@ MUTANTS = [
     ),
     # Gradients and data.
     Mutant(
-        TRAIN + "replica.py",
-        "        reducer.weight = batch.weight / batch.total",
-        "        reducer.weight = 1.0",
+        TRAIN + "reduce/reducer.py",
+        "        return self._step.batch.weight / self._step.batch.total",
+        "        return 1.0",
         "tests/train/test_exact.py",
     ),
     Mutant(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 from evenstep.types import SHORTEST_S, Steps
 
@@ -135,3 +136,47 @@ class Tally:
         self.add(generation, Steps())
         steps, self._steps = self._steps, Steps()
         return steps
+
+
+class Measured(Protocol):
+    """What one worker measured in a step."""
+
+    @property
+    def samples(self) -> int: ...
+    @property
+    def compute_s(self) -> float: ...
+
+
+class Sampling:
+    """Which steps a leader reports: each new one at once, uneventful ones by their mean."""
+
+    def __init__(self) -> None:
+        self._pace, self._means, self._tally = Pace(), Means(), Tally()
+
+    def sample(
+        self,
+        now_s: float,
+        reports: Sequence[Measured],
+        *,
+        generation: int = 0,
+        seconds: float = 0.0,
+        cost_s: float = 0.0,
+    ) -> tuple[list[tuple[float, float]], Steps] | None:
+        """Whether to report a step, at a cost, which took a generation so many seconds.
+
+        If so: mean and deviation of each worker's compute time since the last report, and the steps
+        in between, which were not reported.
+        """
+        compute_s, samples = [r.compute_s for r in reports], [r.samples for r in reports]
+        wanted = self._pace.wants(now_s, compute_s)
+        self._means.add(samples, compute_s, anew=self._pace.lively)
+        if not wanted:
+            self._tally.add(generation, Steps(num=1, seconds=seconds, samples=sum(samples)))
+            return None
+        if cost_s:
+            self._pace.decided(cost_s, moved=False)
+        return self._means.take(), self._tally.take(generation)
+
+    def decided(self, took_s: float, *, moved: bool) -> None:
+        """A decision or a report was made: what it took, and whether the plan has changed."""
+        self._pace.decided(took_s, moved=moved)

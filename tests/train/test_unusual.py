@@ -14,10 +14,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from evenstep.errors import EvenstepError
-from evenstep.train.optimizers import FORGOTTEN
+from evenstep.train.comm.group import GroupGoneError
 from evenstep.train.reduce import bucket
 from evenstep.train.reduce.reducer import Reducer
 from evenstep.train.session import Session
+from evenstep.train.step import FORGOTTEN, Batch, Step
 from tests.train.ranks import control_of, run_ranks
 from tests.train.test_exact import assert_exact
 from tests.train.test_loop import data, made, mse, result, sgd
@@ -182,7 +183,7 @@ def test_norms_of_complex_gradients_are_known() -> None:
         net, _ = session.prepare(net, sgd(net))
         for x, y in session.loader(data(), per_worker=8, limit=16):
             (net(x.to(torch.complex128)) - y).abs().square().mean().backward()
-            return session._replica.model.reducer.grad_squared_norm(), sum(
+            return session._replica.step.grad_squared_norm, sum(
                 float(p.grad.abs().square().sum()) for p in net.parameters() if p.grad is not None
             )
         raise AssertionError("no step")
@@ -375,10 +376,15 @@ class Slow(torch.Tensor):
 def test_a_bucket_is_sent_when_the_gradients_of_all_devices_are_in_it() -> None:
     def body(session: Session) -> tuple[bool, list[torch.Tensor]]:
         slow, fast = params = [nn.Parameter(torch.zeros(4)) for _ in range(2)]
+        lost: list[GroupGoneError] = []
+        step = Step()
+        step.batch = Batch(weight=1.0)
         reducer = Reducer(
             params,
-            on_ready=lambda used: torch.tensor([0.0, *map(float, used)]),
+            step,
+            on_ready=lambda used, norm: torch.tensor([norm, *map(float, used)]),
             on_reduced=lambda pulse: (1.0, [True, True]),
+            on_lost=lost.append,
         )
         control = control_of(session)
         reducer.regroup(control, control, 1)

@@ -7,64 +7,64 @@ from __future__ import annotations
 
 import torch
 
+from evenstep.errors import EvenstepError
 from evenstep.train.measure.host_load import HostLoad
-from evenstep.train.plan.planner import NoPlanner, Planner, StepResult
+from evenstep.train.measure.meter import Meter
+from evenstep.train.plan.planner import NoPlanner, Planner
+from evenstep.train.plan.plans import Plans
 from evenstep.train.ports import Roster
 from evenstep.train.reduce import pulse
-from evenstep.train.reduce.loss_scale import check_scales
-from evenstep.train.reduce.pulse import Report
-from evenstep.train.replica import Replica
+from evenstep.train.reduce.loss_scale import LossScale, check_scales
+from evenstep.train.report import Report
+from evenstep.train.step import Step
 
 
 class Exchange:
     """Fills in this worker's part of the pulse, and reads the sum of all parts."""
 
-    def __init__(self, replica: Replica, roster: Roster, host_load: HostLoad) -> None:
-        self._replica, self._roster, self._host_load = replica, roster, host_load
+    def __init__(
+        self, step: Step, plans: Plans, roster: Roster, loss_scale: LossScale, host_load: HostLoad
+    ) -> None:
+        self._step, self._plans, self._roster = step, plans, roster
+        self._loss_scale, self._host_load = loss_scale, host_load
+        self.meter: Meter
         self.planner: Planner = NoPlanner()
-        replica.step.on_committed.append(self._report)
+        self.prefetched = 0  # batches that loader processes hold: cut by plans already announced
 
-    def fill(self, used: list[bool]) -> torch.Tensor:
-        """This worker's part, with the parameters that it has a gradient for."""
-        replica, roster = self._replica, self._roster
-        step, model = replica.step, replica.model
-        step.ready()
-        batch = step.batch
+    def fill(self, used: list[bool], own_squared_norm: float) -> torch.Tensor:
+        """This worker's part, with a flag for each parameter that it has a gradient for."""
+        step, roster = self._step, self._roster
+        if not step.has_batch:
+            raise EvenstepError(
+                "backward() was called outside of a loop over session.loader(...), on samples that "
+                "no worker was assigned. Take training batches from session.loader only."
+            )
+        self.meter.ready()
         report = Report(
-            samples=batch.samples,
-            compute_s=model.meter.compute_s(batch.samples),
-            wait_s=model.meter.wait_s,
+            samples=step.batch.samples,
+            compute_s=self.meter.compute_s(step.batch.samples),
+            wait_s=self.meter.wait_s,
             free_cpu=self._host_load.free_cpu,
             free_memory=self._host_load.free_memory,
-            weight=batch.weight,
-            grad_squared_norm=model.reducer.grad_squared_norm(own=True),
-            loss_scale=replica.loss_scale.of_step(),
+            weight=step.batch.weight,
+            grad_squared_norm=own_squared_norm,
+            loss_scale=self._loss_scale.of_step(),
         )
-        from_step = step.number + 1 + replica.loader.prefetched  # not prefetched by anyone yet
-        plan, num_pending = self.planner.next(from_step), roster.num_pending()
+        plan = self.planner.next(step.number + 1 + self.prefetched)
+        num_pending = roster.backward_done()
         return pulse.encode(step.number, roster.world, roster.rank, report, plan, used, num_pending)
 
     def read(self, summed: torch.Tensor) -> tuple[float, list[bool]]:
         """What makes the workers' weights add up to one, and the parameters that anyone used."""
-        replica, roster = self._replica, self._roster
-        step = replica.step
+        self.meter.reduced()
+        step, roster = self._step, self._roster
         reports, plan, num_pending, used = pulse.decode(summed, step.number, roster.world)
-        check_scales(reports)
+        if any(report.loss_scale != reports[0].loss_scale for report in reports):
+            check_scales(reports)
         if plan is not None:
-            replica.plans.extend(plan)
+            self._plans.extend(plan)
         if num_pending:
             roster.move_on(num_pending)
-        step.reduced(reports)
+        step.reduced(reports, roster.current)
         total = sum(r.weight for r in reports)
         return step.batch.total / total if total > 0 else 0.0, used
-
-    def _report(self) -> None:
-        step, model, loader = self._replica.step, self._replica.model, self._replica.loader
-        result = StepResult(
-            step=step.batch.step,
-            seconds=step.seconds,
-            reports=step.reports,
-            grad_squared_norm=model.reducer.grad_squared_norm(),
-            position=loader.position + step.batch.total,
-        )
-        self.planner.report(result)

@@ -1,20 +1,22 @@
-"""Checks on the steps of optimizers, and what they mean for the training step."""
+"""Checks around the steps of the script's optimizers."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.train.reduce.loss_scale import stepping_scaler
 from evenstep.train.replica import Replica
+from evenstep.train.step import FORGOTTEN
 
 log = logging.getLogger("evenstep")
 
-FORGOTTEN = 200  # batches without any optimizer step, after which something is likely wrong
+MAX_FRAMES = 16  # between a scaler's step and a hook of the optimizer: a few wrappers
 
 
 class OptimizerHooks:
@@ -26,25 +28,35 @@ class OptimizerHooks:
         self._replica, self._is_leader = replica, is_leader
         self._hands_over_state = hands_over_state
         self._has_any = self._warned = False
-        replica.step.on_committed.append(self._check_used)
+        replica.step.on_forgotten.append(self._forgotten)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> list[Callable[[], None]]:
         """Take part in the steps of an optimizer. Returns functions that detach it."""
         self._has_any = True
-        before, after = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
         return [
-            before(self._check_reduced).remove,
-            before(self._check_scaler).remove,
+            optimizer.register_step_pre_hook(self._before_step).remove,
             self._replica.lr_scale.attach(optimizer),
-            after(self._stepped).remove,
+            optimizer.register_step_post_hook(self._after_step).remove,
         ]
 
-    def _check_reduced(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        model = self._replica.model
-        model.reducer.check_known(optimizer, model.module)
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._check_reduced(optimizer)
+        self._check_scaler()
 
-    def _check_scaler(self, *_: Any) -> None:
-        scaler, loss_scale = stepping_scaler(), self._replica.loss_scale
+    def _after_step(self, *_: Any) -> None:
+        self._replica.step.num_unused = 0
+
+    def _check_reduced(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse to step on a gradient that is not reduced, even where this worker is alone."""
+        model = self._replica.model
+        known = model.reducer.known
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if id(param) not in known and param.grad is not None:
+                    raise EvenstepError(_not_reduced(param, model.module))
+
+    def _check_scaler(self) -> None:
+        scaler, loss_scale = _stepping_scaler(), self._replica.loss_scale
         if scaler is None or loss_scale.knows(scaler):
             return
         if not self._hands_over_state:
@@ -57,23 +69,53 @@ class OptimizerHooks:
                 "session.prepare(model, optimizer, scaler)",
             )
 
-    def _stepped(self, *_: Any) -> None:
-        self._replica.step.num_unused = 0
-
-    def _check_used(self) -> None:
-        """Notice a missing optimizer or a missing `optimizer.step()`: gradients pile up."""
-        if self._replica.step.num_unused <= FORGOTTEN or self._warned:
-            return
+    def _forgotten(self) -> None:
+        """Gradients pile up: an optimizer, or `optimizer.step()`, is likely missing."""
         if not self._has_any:
             raise EvenstepError(
                 f"session.prepare was given no optimizer, and {FORGOTTEN} batches have passed. "
                 "Pass it to prepare along with the model, and call optimizer.step()."
             )
-        self._warned = True
-        if self._is_leader():
+        if self._is_leader() and not self._warned:
             log.warning(
                 "no optimizer passed to session.prepare has taken a step in %d batches. Unless you "
                 "accumulate gradients on purpose, pass the optimizer to prepare and call "
                 "optimizer.step().",
                 FORGOTTEN,
             )
+        self._warned = True
+
+
+def _not_reduced(param: torch.Tensor, model: torch.nn.Module) -> str:
+    """The error for a parameter whose gradient is not reduced."""
+    name = next((f"{n}, " for n, p in model.named_parameters() if p is param), "")
+    what = f"a parameter ({name}shape {tuple(param.shape)}) has a gradient of this worker alone: "
+    if not name:
+        return what + (
+            "it is in the optimizer, but not in the model given to session.prepare. Give both in "
+            "one: session.prepare(torch.nn.ModuleList([model, ...]), optimizer)."
+        )
+    return what + (
+        "it was frozen, or not there, when session.prepare was called. Call prepare once the model "
+        "is complete and everything that will ever train is unfrozen; after that, parameters may "
+        "be frozen and unfrozen at any time."
+    )
+
+
+def _stepping_scaler() -> GradScaler | None:
+    """In a hook of an optimizer: the GradScaler that called `optimizer.step()`, if any.
+
+    A script may not have given its scaler to the session, and hooks do not learn of the caller.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    frame = sys._getframe(1)
+    for _ in range(MAX_FRAMES):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+        if frame.f_code.co_name == "step":
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, GradScaler):
+                return caller
+    return None

@@ -6,10 +6,11 @@ from typing import Any, Protocol
 
 import torch
 
+from evenstep.messages import Generation
 from evenstep.train.comm.group import GroupGoneError
 from evenstep.train.plan.planner import Planner
-from evenstep.train.reduce.pulse import RankPlan
 from evenstep.train.reduce.reducer import Reducer
+from evenstep.train.report import RankPlan
 
 
 class Roster(Protocol):
@@ -27,6 +28,10 @@ class Roster(Protocol):
     def world(self) -> int: ...
     @property
     def generation(self) -> int: ...
+    @property
+    def current(self) -> Generation | None:
+        """The coordinator's announcement of the present generation; None: there is none."""
+
     @property
     def is_late(self) -> bool:
         """Whether the others are ahead of this worker's loop: until its next batch it is alone."""
@@ -58,8 +63,8 @@ class Roster(Protocol):
     def lost(self, error: GroupGoneError) -> None:
         """The group failed in the middle of a step: make the step void, or raise."""
 
-    def num_pending(self) -> int:
-        """On the leader: by how many generations to move on at the end of this step."""
+    def backward_done(self) -> int:
+        """A backward pass ends. Returns, on the leader, by how many generations to move on."""
 
     def move_on(self, num: int) -> None:
         """All workers move on by so many generations at the end of this step."""

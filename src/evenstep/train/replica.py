@@ -54,15 +54,13 @@ class Replica:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.step = Step()
-        self.lr_scale = LrScale()
+        self.lr_scale = LrScale(self.step)
         self.plans = Plans(self.lr_scale)
         self.loss_scale = LossScale()
         self.stateful: dict[str, Any] = {}  # optimizers, schedulers, registered objects, by name
         self.num_epochs = 0  # 0: the script has not said
-        self.measures_noise = False  # of the gradients, for adaptive learning rates
         self._model: Model | None = None
         self._loader: Loader | None = None
-        self.step.on_fetched.append(self._begin_step)
 
     @property
     def has_model(self) -> bool:
@@ -84,10 +82,7 @@ class Replica:
     @model.setter
     def model(self, model: Model) -> None:
         self._model = model
-        step, meter = self.step, model.meter
-        step.on_fetched.append(meter.begin)
-        step.on_ready.append(meter.ready)
-        step.on_reduced.insert(0, meter.reduced)  # first, so that it measures the all-reduce alone
+        self.step.on_fetched.append(model.meter.begin)
 
     @property
     def loader(self) -> Loader:
@@ -99,12 +94,6 @@ class Replica:
     @loader.setter
     def loader(self, loader: Loader) -> None:
         self._loader = loader
-
-    def _begin_step(self) -> None:
-        batch, reducer = self.step.batch, self.model.reducer
-        reducer.weight = batch.weight / batch.total
-        reducer.measures = self.measures_noise
-        self.lr_scale.begin_step(batch.step)
 
     def connect(
         self,
@@ -134,10 +123,7 @@ class Replica:
         model.reducer.regroup(gradients, control, pulse.size(control.world))
         self.loss_scale.begin_roster()
         if model.norms.needs_group:
-            step = self.step
-            model.norms.connect(
-                join("norm"), lambda: step.batch.weight, lambda: step.is_void, on_wait, on_lost
-            )
+            model.norms.connect(join("norm"), self.step, on_wait, on_lost)
         model.norms.warn_if_local(control.rank, control.world)
 
     def plain_state(self) -> dict[str, Any]:

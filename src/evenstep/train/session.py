@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -37,7 +38,9 @@ class Session:
         self._replica, self._roster, self._observer = replica, roster, observer
         self._step, self._plans = replica.step, replica.plans
         self._host_load = HostLoad()
-        self._exchange = Exchange(replica, roster, self._host_load)
+        self._exchange = Exchange(
+            self._step, self._plans, roster, replica.loss_scale, self._host_load
+        )
         self._optimizers = OptimizerHooks(
             replica,
             hands_over_state=roster.hands_over_state,
@@ -158,14 +161,15 @@ class Session:
             raise ConfigError("model", "has no trainable parameters: there is nothing to train")
         reducer = Reducer(
             params,
+            self._step,
             on_ready=self._exchange.fill,
             on_reduced=self._exchange.read,
             on_lost=self._roster.lost,
-            is_void=lambda: self._step.is_void,
         )
         norms, device = NormLayers(model, sync=sync_batchnorm), params[0].device
+        self._exchange.meter = meter = Meter(device)
         self._replica.model = Model(
-            module=model, device=device, reducer=reducer, norms=norms, meter=Meter(device)
+            module=model, device=device, reducer=reducer, norms=norms, meter=meter
         )
         self._releases.append(norms.release)
         if self._observer is not None:
@@ -234,7 +238,9 @@ class Session:
             **options,
         )
         self._replica.loader = loader
-        self._exchange.planner = self._roster.start()
+        self._exchange.planner = planner = self._roster.start()
+        self._exchange.prefetched = loader.prefetched
+        self._step.on_committed.append(partial(planner.report, self._step))
         return loader
 
     def epochs(self, num: int) -> Iterator[int]:

@@ -6,7 +6,7 @@
                           |
                           +-> ADOPTED -> COMMITTED   survivors had reduced it: take their state
 
-Whoever needs to know listens (`on_fetched` and so on); nobody overrides anything here.
+Listeners (`on_fetched` and so on) take part in it; nobody overrides anything here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from enum import Enum
 import msgspec
 
 from evenstep.errors import EvenstepError
-from evenstep.train.reduce.pulse import Report
+from evenstep.messages import Generation
+from evenstep.train.report import Report
+
+FORGOTTEN = 200  # batches without any optimizer step, after which something is likely wrong
 
 
 class Phase(Enum):
@@ -38,6 +41,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0  # that count; 0 for a stand-in
     weight: float = 0.0  # of this worker's mean loss: its samples, or tokens
     total: int = 1  # samples of all workers
+    position: int = 0  # samples of the whole job before this step
 
 
 class Step:
@@ -49,12 +53,15 @@ class Step:
         self.has_batch = False
         self.batch = Batch()  # the last one fetched
         self.reports: list[Report] = []  # by rank, once its gradients are reduced
+        self.reduced_by: Generation | None = None  # under a coordinator
+        self.grad_squared_norm = 0.0  # of the reduced gradient; 0: not measured
+        self.measures_noise = False  # squared norms of gradients, for adaptive learning rates
         self.num_unused = 0  # batches whose gradients no optimizer step has used yet
         self.seconds = 0.0  # that the last committed step took
         self.on_fetched: list[Callable[[], None]] = []
-        self.on_ready: list[Callable[[], None]] = []  # the last local gradient is computed
         self.on_reduced: list[Callable[[], None]] = []
         self.on_committed: list[Callable[[], None]] = []
+        self.on_forgotten: list[Callable[[], None]] = []  # gradients pile up unused
         self._began_s = time.monotonic()
         self._left_s: float | None = None  # when the loop was left with a batch in hand
 
@@ -78,30 +85,20 @@ class Step:
         """Steps that count, including one whose loop was left after its optimizer step."""
         return self.number + (self.is_left and self.is_done)
 
-    def begin_fetch(self) -> None:
-        """Start the step's clock: the loop asks for a batch."""
-        self._began_s = time.monotonic()
-
-    def fetched(self, batch: Batch) -> None:
-        """Take a batch in hand."""
-        self.batch, self.reports = batch, []
+    def fetched(self, batch: Batch, began_s: float) -> None:
+        """Take a batch in hand, which the loop has asked for at `began_s`."""
+        self.batch, self.reports, self._began_s = batch, [], began_s
         self.phase, self.has_batch, self._left_s = Phase.FETCHED, True, None
         _notify(self.on_fetched)
 
-    def ready(self) -> None:
-        """All local gradients of a backward pass are computed."""
-        if not self.has_batch:
-            raise EvenstepError(
-                "backward() was called outside of a loop over session.loader(...), on samples that "
-                "no worker was assigned. Take training batches from session.loader only."
-            )
-        _notify(self.on_ready)
+    def reduced(self, reports: list[Report], by: Generation | None) -> None:
+        """The all-reduce of a backward pass is complete, in a generation.
 
-    def reduced(self, reports: list[Report]) -> None:
-        """The all-reduce of a backward pass is complete."""
+        A sum before the step's end may change the generation.
+        """
         if not self.reports or not self.num_unused:  # a second pass of the same batch adds none
             self.num_unused += 1
-        self.reports, self.phase = reports, Phase.REDUCED
+        self.reports, self.reduced_by, self.phase = reports, by, Phase.REDUCED
         _notify(self.on_reduced)
 
     def void(self) -> None:
@@ -130,6 +127,8 @@ class Step:
         self.has_batch, self._left_s = False, None
         if reduced_here:
             _notify(self.on_committed)
+            if self.num_unused > FORGOTTEN:
+                _notify(self.on_forgotten)
 
     def leave(self) -> None:
         """The loop over the loader was left, by `break` or by an error, with a batch in hand."""

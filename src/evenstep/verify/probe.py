@@ -22,8 +22,8 @@ from torch.utils.data import default_collate
 
 from evenstep.train.data.order import cut
 from evenstep.train.reduce.batch_norm import local_layers
-from evenstep.train.reduce.pulse import RankPlan
 from evenstep.train.reduce.reducer import Reducer
+from evenstep.train.report import RankPlan
 from evenstep.train.session import Finished
 from evenstep.verify.records import (
     AGAIN,

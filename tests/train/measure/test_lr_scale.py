@@ -11,31 +11,40 @@ from torch import nn
 from evenstep.train.data.loader import Weight
 from evenstep.train.measure.lr_scale import LrScale
 from evenstep.train.session import Session
+from evenstep.train.step import Batch, Step
 from tests.train.ranks import run_ranks
 from tests.train.test_loop import data, made, mse, result
 
 
-def moved(rate: LrScale, step: int, lr: float = 0.5) -> float:
+class Rate(LrScale):
+    """With the step that it is at."""
+
+    def __init__(self) -> None:
+        self.now = Step()
+        super().__init__(self.now)
+
+
+def moved(rate: Rate, step: int, lr: float = 0.5) -> float:
     """By how much one step of SGD moves a weight whose gradient is 1."""
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=lr)
     rate.attach(optimizer)
     weight.grad = torch.ones(1)
-    rate.begin_step(step)
+    rate.now.batch = Batch(step=step)
     optimizer.step()
     assert optimizer.param_groups[0]["lr"] == lr
     return -weight.item()
 
 
 def test_a_factor_counts_in_steps_and_not_in_the_users_rate() -> None:
-    rate = LrScale()
+    rate = Rate()
     assert moved(rate, 3) == 0.5
     rate.aim(4, 3.0)
     assert [moved(rate, step) for step in (3, 4, 5)] == [0.5, 1.5, 1.5]
 
 
 def test_warming_up_goes_in_even_steps_from_where_it_was() -> None:
-    rate = LrScale()
+    rate = Rate()
     rate.aim(0, 2.0)
     rate.aim(10, 4.0, over_steps=4)
     assert [rate.at(step) for step in (9, 10, 11, 12, 13, 14)] == [2.0, 2.5, 3.0, 3.5, 4.0, 4.0]
@@ -44,7 +53,7 @@ def test_warming_up_goes_in_even_steps_from_where_it_was() -> None:
 
 
 def test_a_new_aim_keeps_what_is_left_of_warming_up() -> None:
-    rate = LrScale()
+    rate = Rate()
     rate.aim(0, 3.0, over_steps=10)
     rate.aim(4, 3.5, rate.steps_left(4))
     assert rate.at(4) == pytest.approx(rate.at(3) + (3.5 - rate.at(3)) / 6)
@@ -53,7 +62,7 @@ def test_a_new_aim_keeps_what_is_left_of_warming_up() -> None:
 
 
 def test_a_worker_that_joins_goes_on_with_it() -> None:
-    rate, joiner = LrScale(), LrScale()
+    rate, joiner = Rate(), Rate()
     rate.aim(5, 4.0, over_steps=10)
     joiner.load_state_dict(rate.state_dict())
     assert [joiner.at(step) for step in range(20)] == [rate.at(step) for step in range(20)]
@@ -63,7 +72,7 @@ def test_a_rate_that_is_a_tensor_is_not_changed_in_place() -> None:
     weight = nn.Parameter(torch.zeros(1))
     lr = torch.tensor(0.5)
     optimizer = torch.optim.SGD([weight], lr=lr)
-    rate = LrScale()
+    rate = Rate()
     rate.attach(optimizer)
     rate.aim(0, 2.0)
     weight.grad = torch.ones(1)
@@ -115,9 +124,9 @@ def test_norms_for_the_gradients_noise_are_those_of_the_means(weight: Weight | N
                 whole = sum(
                     float((p.grad**2).sum()) for p in net.parameters() if p.grad is not None
                 )
-                grad_squared_norm = session._replica.model.reducer.grad_squared_norm
-                assert grad_squared_norm() == pytest.approx(whole, rel=1e-6)
-                return session.counted, norm, grad_squared_norm(own=True), whole
+                step = session._replica.step
+                assert step.grad_squared_norm == pytest.approx(whole, rel=1e-6)
+                return session.counted, norm, step.reports[session.rank].grad_squared_norm, whole
         raise AssertionError("no step")
 
     for counted, norm, told, _ in run_ranks(3, body, batch={"lr_rule": "adascale"}):
@@ -144,7 +153,7 @@ def test_after_the_session_an_optimizer_steps_by_the_users_own_rate() -> None:
 def test_a_rate_that_a_failed_step_left_multiplied_is_the_users_again_after_the_session() -> None:
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.5)
-    rate = LrScale()
+    rate = Rate()
     detach = rate.attach(optimizer)
     rate.aim(0, 3.0)
 

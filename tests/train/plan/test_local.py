@@ -16,8 +16,8 @@ from evenstep.journal import Journal, read
 from evenstep.pace import FRESH_STEPS
 from evenstep.strict import build
 from evenstep.train.plan.local import LocalPlanner
-from evenstep.train.plan.planner import StepResult
-from evenstep.train.reduce.pulse import Report
+from evenstep.train.report import Report
+from evenstep.train.step import Batch, Step
 from evenstep.types import StepDone, Worker
 from tests.decide.heedless import Heedless
 
@@ -28,10 +28,10 @@ def report(compute_s: float) -> Report:
     )
 
 
-def done(step: int, *reports: Report) -> StepResult:
-    return StepResult(
-        step=step, seconds=0.02, reports=reports, grad_squared_norm=0.0, position=64 * step
-    )
+def done(number: int, *reports: Report) -> Step:
+    step = Step()
+    step.batch, step.reports, step.seconds = Batch(step=number), list(reports), 0.02
+    return step
 
 
 class Now:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from evenstep.messages import Generation, Stepped
 from evenstep.pace import FRESH_STEPS, PART, SAVED_S
-from evenstep.train.plan.planner import StepResult
 from evenstep.train.plan.remote import MESSAGE_S, RemotePlanner
-from evenstep.train.reduce.pulse import Report
+from evenstep.train.report import Report
+from evenstep.train.step import Batch, Step
 
 STEP_S, SHARE = 0.01, 32
 
@@ -23,19 +23,18 @@ class Run:
 
     def __init__(self) -> None:
         self.now_s, self.step, self.told = 0.0, 0, list[Stepped]()
-        self.planner = RemotePlanner(self, lambda: self.now_s)
-        self.leads = True
-        self.current: Generation
+        self.planner = RemotePlanner(self, self, lambda: self.now_s)
+        self.leads, self.generation = True, 0
 
-    def take_plan(self) -> None:
+    def take_plan(self, generation: int) -> None:
         return None
 
-    def send(self, message: Stepped) -> None:
+    def tell(self, message: Stepped) -> None:
         self.told.append(message)
 
     def train(self, number: int, steps: Sequence[Sequence[float]]) -> None:
         """Steps of a generation that has just begun."""
-        self.current = Generation(
+        by = Generation(
             number=number,
             roster=("a", "b"),
             shares=(SHARE, SHARE),
@@ -56,16 +55,10 @@ class Run:
                 )
                 for compute_s in both
             ]
-            self.planner.reduced()
-            self.planner.report(
-                StepResult(
-                    step=self.step,
-                    seconds=STEP_S,
-                    reports=reports,
-                    grad_squared_norm=0.0,
-                    position=0,
-                )
-            )
+            step = Step()
+            step.batch, step.seconds = Batch(step=self.step), STEP_S
+            step.reports, step.reduced_by = reports, by
+            self.planner.report(step)
             self.step += 1
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from evenstep.config import BatchSettings
 from evenstep.decide.learning import global_batch
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.train.data.order import Order, cut
+from evenstep.train.data.order import Order
 from evenstep.train.plan.plans import Plans
 from evenstep.train.ports import Observer, Roster
 from evenstep.train.reduce.pulse import MAX_BATCH
 from evenstep.train.step import Batch, Step
 
 Weight = Callable[[Any], float]
+
+END: Any = object()  # no further batch
 
 
 class ShareSampler(Sampler[list[int]]):
@@ -32,17 +37,22 @@ class ShareSampler(Sampler[list[int]]):
     ) -> None:
         self.order, self.rank = order, rank
         self.epoch = self.begin = self.step = 0  # where to begin: epoch, sample of it, and step
+        self.batches: deque[Batch] = deque()  # one for each that was drawn
         self._shares_at = shares_at
 
     def __iter__(self) -> Iterator[list[int]]:
-        permutation = self.order.permutation(self.epoch)
+        order, epoch, batches = self.order, self.epoch, self.batches
+        permutation = order.permutation(epoch)
         begin, step = self.begin, self.step
         while True:
-            shares = self._shares_at(step)
-            end = self.order.end(begin, sum(shares))
+            end, ranges = order.cut(begin, self._shares_at(step))
             if end == begin:
                 return
-            low, high = cut(end - begin, shares)[self.rank]
+            low, high = ranges[self.rank]
+            position = epoch * order.length + begin
+            batches.append(
+                Batch(step=step, samples=high - low, total=end - begin, position=position)
+            )
             share = permutation[begin + low : begin + high]
             yield (share if len(share) else permutation[begin : begin + 1]).tolist()
             begin, step = end, step + 1
@@ -100,38 +110,31 @@ class Loader:
         return global_batch(self.batch, self._roster.world)
 
     @property
-    def position(self) -> int:
-        """Samples of the whole job before the step at hand."""
-        return self.epoch * self.order.length + self.cursor
-
-    @property
     def num_used(self) -> int:
         """Samples of the whole job that are used, including those of a loop that was left."""
         return self.epoch * self.order.length + self._next_sample
 
     def __iter__(self) -> Iterator[Any]:
-        step, order = self._step, self.order
+        step = self._step
         self._check_open("session.loader")
         self._roster.enter()
         self.leave()
         self._num_loops, self._was_left = self._num_loops + 1, False
         loop, epoch, cut_for = self._num_loops, self.epoch, 0
         batches: Iterator[Any] = iter(())
-        while order.end(self.cursor, self.global_batch) > self.cursor:
+        while not self._is_over:
             generation = self._roster.settle(in_loop=True)
             if self.epoch != epoch:  # this worker was a spare meanwhile: session.epochs moves on
                 self._roster.fall_behind()
                 return
-            begin = self.cursor
-            end = order.end(begin, sum(self._plans.shares_at(step.number)))
-            if end == begin:
-                break  # the other workers have taken the epoch's last step
             if generation != cut_for:  # prefetched batches were cut for another roster
-                cut_for, batches = generation, self._restart(begin)
-            step.begin_fetch()
-            batch = self._take(next(batches), begin, end)
+                cut_for, batches = generation, self._restart()
+            began_s = time.monotonic()
+            batch = next(batches, END)
+            if batch is END:
+                break  # the other workers have taken the epoch's last step
             try:
-                yield batch
+                yield self._take(batch, began_s)
             except GeneratorExit:  # by `break`, an error, or the garbage collector
                 if loop == self._num_loops and self._batch_end is not None:
                     self._was_left = True
@@ -146,36 +149,40 @@ class Loader:
         next(batches, None)  # lets loader processes shut down cleanly
         # For workers that adopt this state now: if the batch has shrunk, what `drop_last` leaves
         # out might make up a step again.
-        self.cursor = order.length
+        self.cursor = self.order.length
         self._end_epoch()  # may load the state of workers that are in the next epoch already
         self.epoch, self.cursor = epoch + 1, 0
 
-    def _restart(self, begin: int) -> Iterator[Any]:
-        """Batches from a sample of this epoch on, cut for the present roster."""
-        self._sampler.rank = self._roster.rank
-        self._sampler.epoch, self._sampler.begin = self.epoch, begin
-        self._sampler.step = self._step.number
+    @property
+    def _is_over(self) -> bool:
+        """Whether no further step fits into the epoch."""
+        size = self.global_batch if self.order.drop_last else 1
+        return self.cursor + size > self.order.length
+
+    def _restart(self) -> Iterator[Any]:
+        """The batches of this epoch from the cursor on, cut for the present roster."""
+        sampler = self._sampler
+        sampler.rank, sampler.batches = self._roster.rank, deque()
+        sampler.epoch, sampler.begin, sampler.step = self.epoch, self.cursor, self._step.number
         return iter(self._loader)
 
-    def _take(self, batch: Any, begin: int, end: int) -> Any:
+    def _take(self, data: Any, began_s: float) -> Any:
         """Take a fetched batch in hand; what the script is to see of it."""
-        number = self._step.number
-        low, high = cut(end - begin, self._plans.shares_at(number))[self._roster.rank]
-        samples = high - low
+        batch = self._sampler.batches.popleft()
         if self._observer is not None:
-            batch = self._observer.begin_step(batch, samples)
-        weight = float(samples)
-        if self._weight is not None and samples:
-            weight = float(self._weight(batch))
+            data = self._observer.begin_step(data, batch.samples)
+        weight = float(batch.samples)
+        if self._weight is not None and batch.samples:
+            weight = float(self._weight(data))
             if not 0 <= weight < math.inf:
                 raise EvenstepError(
-                    f"weight=... returned {weight} for the batch of step {number}; it must return "
-                    "what the batch's mean loss counts for, such as its number of tokens: a finite "
-                    "number that is not negative"
+                    f"weight=... returned {weight} for the batch of step {batch.step}; it must "
+                    "return what the batch's mean loss counts for, such as its number of tokens: a "
+                    "finite number that is not negative"
                 )
-        self._step.fetched(Batch(step=number, samples=samples, weight=weight, total=end - begin))
-        self._batch_end = end
-        return batch
+        self._step.fetched(replace(batch, weight=weight), began_s)
+        self._batch_end = self.cursor + batch.total
+        return data
 
     @property
     def _next_sample(self) -> int:

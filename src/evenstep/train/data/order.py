@@ -43,6 +43,11 @@ class Order:
             return begin
         return min(begin + batch, self.length)
 
+    def cut(self, begin: int, shares: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:
+        """Where the step at a sample ends, and each rank's range of it, counted from `begin`."""
+        end = self.end(begin, sum(shares))
+        return end, cut(end - begin, shares) if end > begin else []
+
     def num_steps(self, batch: int) -> int:
         """Steps in an epoch of one global batch."""
         whole, rest = divmod(self.length, batch)

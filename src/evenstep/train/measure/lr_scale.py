@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
+from evenstep.train.step import Step
+
 
 class LrScale:
     """A factor that moves from one value to the next, at once or linearly over some steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: Step) -> None:
+        self._current = step
         self._step, self._from, self._to, self._over = 0, 1.0, 1.0, 0
-        self._now = 0
         self._unscaled: dict[int, list[Any]] = {}  # the user's own rates during an optimizer step
 
     @property
@@ -43,10 +45,6 @@ class LrScale:
             return self._to
         return self._from + (self._to - self._from) * done / self._over
 
-    def begin_step(self, step: int) -> None:
-        """Use this step's factor from now on."""
-        self._now = step
-
     def attach(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         """Apply the factor in every step of this optimizer. Returns a function that detaches it."""
         hooks = (
@@ -63,7 +61,7 @@ class LrScale:
 
     def _apply(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._remove(optimizer)  # left over from a step that raised
-        factor = self.at(self._now)
+        factor = self.at(self._current.batch.step)
         if factor != 1.0:
             groups = optimizer.param_groups
             self._unscaled[id(optimizer)] = [group["lr"] for group in groups]

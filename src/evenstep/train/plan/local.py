@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from evenstep.engine import Engine
-from evenstep.pace import Means, Pace
+from evenstep.pace import Sampling
 from evenstep.train.measure.host_load import thread_busy_s
-from evenstep.train.plan.planner import StepResult
-from evenstep.train.reduce.pulse import RankPlan, Report
+from evenstep.train.report import RankPlan, Report
+from evenstep.train.step import Step
 from evenstep.types import Joined, Pause, Plan, StepDone, Worker
 
 log = logging.getLogger("evenstep")
@@ -29,7 +29,7 @@ class LocalPlanner:
     ) -> None:
         self._engine, self._clock, self._began_s = engine, clock, clock()
         self._ids = [w.id for w in workers]
-        self._pace, self._means = Pace(), Means()
+        self._pace = Sampling()
         self._inbox: queue.SimpleQueue[tuple[float, StepDone] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._newest: Plan | None = None
@@ -48,25 +48,23 @@ class LocalPlanner:
         shares = tuple(plan.shares[w] for w in self._ids)
         return RankPlan(from_step=from_step, shares=shares, lr_factor=plan.lr_factor)
 
-    def report(self, result: StepResult) -> None:
+    def report(self, step: Step) -> None:
         """Pass a step on to the engine, if it is worth a decision."""
         if self.failure is not None:
             log.warning("the balancer stopped; shares stay as they are: %s", self.failure)
             self.failure = None
         at_s = self._clock() - self._began_s
-        compute_s = [r.compute_s for r in result.reports]
         with self._lock:
-            wanted, lively = self._pace.wants(at_s, compute_s), self._pace.lively
-        self._means.add([r.samples for r in result.reports], compute_s, anew=lively)
-        if not wanted:
+            sampled = self._pace.sample(at_s, step.reports)
+        if sampled is None:
             return
-        rows = map(Report.of, result.reports, self._ids, *zip(*self._means.take(), strict=True))
+        means, _ = sampled
         done = StepDone(
-            step=result.step,
+            step=step.batch.step,
             generation=self._engine.cluster.generation,
-            seconds=result.seconds,
-            reports=tuple(rows),
-            grad_squared_norm=result.grad_squared_norm,
+            seconds=step.seconds,
+            reports=tuple(map(Report.of, step.reports, self._ids, *zip(*means, strict=True))),
+            grad_squared_norm=step.grad_squared_norm,
         )
         self._inbox.put((at_s, done))
 

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
-import msgspec
-
-from evenstep.train.reduce.pulse import RankPlan, Report
-
-
-class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A committed step as its planner is told."""
-
-    step: int
-    seconds: float
-    reports: Sequence[Report]  # by rank
-    grad_squared_norm: float  # of the reduced gradient; 0: not measured
-    position: int  # samples of the job that the run is through with
+from evenstep.train.report import RankPlan
+from evenstep.train.step import Step
 
 
 class Planner(Protocol):
@@ -26,8 +14,8 @@ class Planner(Protocol):
     def next(self, from_step: int) -> RankPlan | None:
         """The newest plan, once, valid from a step on; None on every rank but the leader."""
 
-    def report(self, result: StepResult) -> None:
-        """Take note of a committed step."""
+    def report(self, step: Step) -> None:
+        """Take note of a step that was just committed."""
 
     def close(self) -> None:
         """Stop planning."""
@@ -40,7 +28,7 @@ class NoPlanner:
         """None: the leader announces plans."""
         return None
 
-    def report(self, result: StepResult) -> None:
+    def report(self, step: Step) -> None:
         """Nothing to do: the leader reports for all ranks."""
 
     def close(self) -> None:

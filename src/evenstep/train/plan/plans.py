@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from evenstep.train.measure.lr_scale import LrScale
-from evenstep.train.reduce.pulse import RankPlan
+from evenstep.train.report import RankPlan
 
 
 class Plans:

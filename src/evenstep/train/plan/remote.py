@@ -10,77 +10,80 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from evenstep.messages import Generation, NewPlan, Stepped
-from evenstep.pace import Means, Pace, Tally
-from evenstep.train.plan.planner import StepResult
-from evenstep.train.reduce.pulse import RankPlan, Report
-from evenstep.types import Steps
+from evenstep.messages import NewPlan, Stepped
+from evenstep.pace import Sampling
+from evenstep.train.report import RankPlan, Report
+from evenstep.train.step import Step
 
 MESSAGE_S = 0.002  # measured CPU cost of one message, sender and receiver together
 
 
 class Coordination(Protocol):
-    """What the planner needs of this worker's generation and its coordinator."""
+    """The connection to the coordinator."""
+
+    def take_plan(self, generation: int) -> NewPlan | None: ...
+    def tell(self, message: Stepped) -> None: ...
+
+
+class Place(Protocol):
+    """This worker's place in the run."""
 
     @property
     def leads(self) -> bool: ...
     @property
-    def current(self) -> Generation: ...
-    def take_plan(self) -> NewPlan | None: ...
-    def send(self, message: Stepped) -> None: ...
+    def generation(self) -> int: ...
 
 
 class RemotePlanner:
     """Reports steps within a bounded part of the time. Every step is counted exactly once."""
 
     def __init__(
-        self, coordination: Coordination, clock: Callable[[], float] = time.monotonic
+        self, place: Place, control: Coordination, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._coordination, self._clock = coordination, clock
-        self._pace, self._means, self._tally = Pace(), Means(), Tally()
-        self._reduced_by: Generation | None = None
+        self._place, self._control, self._clock = place, control, clock
+        self._pace = Sampling()
 
     def watch_closely(self) -> None:
         """The roster or the shares changed: report each of the next few steps."""
         self._pace.decided(0.0, moved=True)
 
-    def reduced(self) -> None:
-        """Remember which generation reduced the step: a sum before its end may change it."""
-        self._reduced_by = self._coordination.current
-
     def next(self, from_step: int) -> RankPlan | None:
         """The coordinator's newest plan, once, on the leader."""
-        plan = self._coordination.take_plan() if self._coordination.leads else None
+        if not self._place.leads:
+            return None
+        plan = self._control.take_plan(self._place.generation)
         if plan is None:
             return None
         self.watch_closely()
         return RankPlan(from_step=from_step, shares=plan.shares, lr_factor=plan.lr_factor)
 
-    def report(self, result: StepResult) -> None:
+    def report(self, step: Step) -> None:
         """Report a step, on the leader: now, or together with the next one reported."""
-        by = self._reduced_by
-        if by is None or not self._coordination.leads:
+        by = step.reduced_by
+        if by is None or not self._place.leads:
             return
-        compute_s = [r.compute_s for r in result.reports]
-        samples = [r.samples for r in result.reports]
-        wanted = self._pace.wants(self._clock(), compute_s)
-        self._means.add(samples, compute_s, anew=self._pace.lively)
-        if not wanted:
-            self._tally.add(by.number, Steps(num=1, seconds=result.seconds, samples=sum(samples)))
+        sampled = self._pace.sample(
+            self._clock(),
+            step.reports,
+            generation=by.number,
+            seconds=step.seconds,
+            cost_s=MESSAGE_S,
+        )
+        if sampled is None:
             return
-        rows = map(Report.of, result.reports, by.roster, *zip(*self._means.take(), strict=True))
-        self._coordination.send(
+        means, quiet = sampled
+        reports = tuple(map(Report.of, step.reports, by.roster, *zip(*means, strict=True)))
+        self._control.tell(
             Stepped(
                 generation=by.number,
-                step=result.step,
-                seconds=result.seconds,
-                reports=tuple(rows),
-                grad_squared_norm=result.grad_squared_norm,
-                quiet=self._tally.take(by.number),
-                position=result.position,
+                step=step.batch.step,
+                seconds=step.seconds,
+                reports=reports,
+                grad_squared_norm=step.grad_squared_norm,
+                quiet=quiet,
+                position=step.batch.position + step.batch.total,
             )
         )
-        self._pace.decided(MESSAGE_S, moved=False)
 
     def close(self) -> None:
         """Nothing to stop: the connection belongs to the roster."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from evenstep.errors import ConfigError
-from evenstep.train.recover.skip import skip_if
 from evenstep.train.recover.state import TrainingState
 from evenstep.train.recover.undo import Undo
 from evenstep.train.step import Step
@@ -73,14 +73,17 @@ class Rollback:
             if isinstance(stepper, torch.optim.Optimizer):
                 before = self._before_optimizer_step
                 self.alternation.add(stepper)
-            self.releases.append(skip_if(lambda: step.is_void, stepper, before))
-        step.on_ready.append(self.alternation.backward)
+            self.releases.append(skip_if_void(step, stepper, before))
 
     def begin_step(self) -> None:
         """A batch is in hand: save what the forward pass is about to change."""
         self.num_unused_before = self._step.num_unused
         self._undo.save(accumulating=self._step.num_unused > 0)
         self.alternation.begin_batch()
+
+    def backward_done(self) -> None:
+        """A backward pass ends."""
+        self.alternation.backward()
 
     def _before_optimizer_step(self) -> None:
         if self.alternation.expected and not self._undo.has_everything:
@@ -108,6 +111,42 @@ class Rollback:
     def drop_gradients(self) -> None:
         """The gradients here belong to batches that the other workers' optimizers have used."""
         self._undo.drop_gradients()
+
+
+def skip_if_void(
+    step: Step, stepper: Any, before: Callable[[], None] | None = None
+) -> Callable[[], None]:
+    """Skip `stepper.step()` while the training step is void, else call `before` first.
+
+    Returns a function that takes the change back.
+    """
+    take_step = stepper.step
+    original = {"step": stepper.__dict__["step"]} if "step" in stepper.__dict__ else {}
+
+    @functools.wraps(take_step)  # keeps the mark that schedulers leave on it
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if step.is_void:
+            return None
+        if before is not None:
+            before()
+        return take_step(*args, **kwargs)
+
+    if isinstance(stepper, torch.optim.Optimizer):
+        stepper.__dict__["step"] = guarded  # as schedulers do
+
+        def undo() -> None:
+            if stepper.__dict__.get("step") is guarded:  # else a scheduler has wrapped it since
+                del stepper.__dict__["step"]
+                stepper.__dict__.update(original)
+    else:
+        # A scheduler's attributes are its state_dict, so none may be added: change its class.
+        kind = type(stepper)
+        stepper.__class__ = type(kind.__name__, (kind,), {"step": staticmethod(guarded)})
+
+        def undo() -> None:
+            stepper.__class__ = kind
+
+    return undo
 
 
 def check_schedulers(objects: Iterable[Any]) -> None:

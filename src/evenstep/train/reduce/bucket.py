@@ -30,14 +30,14 @@ class Bucket:
         self.views = list(map(_like, gradients.split(sizes), self.params))
         self.filled: set[int] = set()  # indices of the parameters whose gradients are in
         self.work: Work | None = None
-        self._lent_to: Group | None = None  # whose all-reduce may still write to it
+        self.lent_to: Group | None = None  # whose all-reduce may still write to it
         self.fits(device, room)
 
     def fits(self, device: torch.device, room: int) -> bool:
         """Reuse the buffer with so much room behind the gradients; False if it does not fit."""
         if self.is_written_to or self._all.device != device or self._num + room > len(self._all):
             return False
-        self._lent_to = None
+        self.lent_to = None
         self.flat = self._all[: self._num + room]
         self.rest = self.flat[self._num :]
         self.filled.clear()
@@ -46,12 +46,7 @@ class Bucket:
     @property
     def is_written_to(self) -> bool:
         """Whether an abandoned all-reduce may still write to it."""
-        return self._lent_to is not None and not self._lent_to.is_gone
-
-    def reduce_over(self, group: Group) -> None:
-        """Start its all-reduce."""
-        self._lent_to = group
-        self.work = group.sum_async(self.flat)
+        return self.lent_to is not None and not self.lent_to.is_gone
 
     def fill(self, index: int, weight: float) -> None:
         """Copy a parameter's weighted gradient in; no gradient, or no weight, counts as zero."""
@@ -90,7 +85,7 @@ class Bucket:
             else:
                 param.grad = view.to(param.device)
         self.filled.clear()
-        self.work, self._lent_to = None, None
+        self.work, self.lent_to = None, None
 
 
 def real_part(dtype: torch.dtype) -> torch.dtype:

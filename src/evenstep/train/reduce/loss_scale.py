@@ -6,18 +6,15 @@ compared once per roster; a scale in host memory is free to read, and is compare
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch.amp import GradScaler
 
 from evenstep.errors import ConfigError
-from evenstep.train.reduce.pulse import Report
+from evenstep.train.report import Report
 
 UNKNOWN = 0.0
-MAX_FRAMES = 16  # between a scaler's step and a hook of the optimizer: a few wrappers
 WAY_OUT = (
     "Make the GradScaler in the same way on all workers, enabled on all or on none, and give it to "
     "session.prepare(model, optimizer, scaler)"
@@ -77,22 +74,3 @@ def disabled_scaler_names(things: Iterable[tuple[str, Any]]) -> str:
     return ", ".join(
         sorted(name for name, t in things if isinstance(t, GradScaler) and not t.is_enabled())
     )
-
-
-def stepping_scaler() -> GradScaler | None:
-    """In a hook of an optimizer: the GradScaler that called `optimizer.step()`, if one did.
-
-    Scripts need not give theirs to the session, and an optimizer is not told who steps it.
-    """
-    if torch.compiler.is_compiling():
-        return None
-    frame = sys._getframe(1)
-    for _ in range(MAX_FRAMES):
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-        if frame.f_code.co_name == "step":
-            caller = frame.f_locals.get("self")
-            if isinstance(caller, GradScaler):
-                return caller
-    return None

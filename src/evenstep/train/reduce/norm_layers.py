@@ -9,6 +9,7 @@ import torch
 
 from evenstep.train.comm.group import Group, GroupGoneError
 from evenstep.train.reduce import batch_norm
+from evenstep.train.step import Step
 
 log = logging.getLogger("evenstep")
 
@@ -33,13 +34,14 @@ class NormLayers:
     def connect(
         self,
         group: Group,
-        weight_of: Callable[[], float],
-        is_void: Callable[[], bool],
+        step: Step,
         on_wait: Callable[[float], None],
         on_lost: Callable[[GroupGoneError], None] | None,
     ) -> None:
         """Synchronise the layers over a generation's group."""
-        batch_norm.synchronise(self._model, group, weight_of, on_wait, on_lost, is_void)
+        batch_norm.synchronise(
+            self._model, group, lambda: step.batch.weight, on_wait, on_lost, lambda: step.is_void
+        )
 
     def warn_if_local(self, rank: int, world: int) -> None:
         """Warn once, on the leader, when local statistics begin to depend on the shares."""

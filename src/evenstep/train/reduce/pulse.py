@@ -10,48 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 import torch
 
-from evenstep.types import StepReport, WorkerId
+from evenstep.train.report import RankPlan, Report
 
 MAX_BATCH = 2**24
 REPORT = 8  # numbers in a report
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank measured, before it has a worker's name."""
-
-    samples: int
-    compute_s: float
-    wait_s: float
-    free_cpu: float
-    free_memory: float
-    weight: float  # what this rank's mean counts for: samples, or tokens
-    grad_squared_norm: float = 0.0  # of its own mean gradient; 0: not measured
-    loss_scale: float = 0.0  # by its GradScalers; 1: it is not scaled; 0: not known
-
-    def of(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
-        """The report of a worker by name, with what it computed for in some steps like this."""
-        return StepReport(
-            worker=worker,
-            samples=self.samples,
-            compute_s=compute_s,
-            wait_s=self.wait_s,
-            free_cpu=self.free_cpu,
-            free_memory=self.free_memory,
-            grad_squared_norm=self.grad_squared_norm,
-            spread_s=spread_s,
-        )
-
-
-class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares by rank, valid from a step on, and what the learning rate is multiplied by."""
-
-    from_step: int
-    shares: tuple[int, ...]
-    lr_factor: float = 1.0
 
 
 def size(world: int) -> int:

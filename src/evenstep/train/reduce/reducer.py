@@ -29,6 +29,7 @@ from evenstep.train.comm.group import Group, GroupGoneError, SupersededError
 from evenstep.train.comm.transfer import await_closed
 from evenstep.train.reduce.bucket import BUCKET_BYTES, EXACT, Bucket, into_buckets, real_part
 from evenstep.train.reduce.early_abort import put_gates
+from evenstep.train.step import Step
 
 GONE_S = 0.2  # for an abandoned group to be destroyed: the survivors have closed theirs too
 
@@ -50,28 +51,25 @@ class Reducer:
     """Reduces the gradients of one model at the end of every backward pass.
 
     `on_ready` is called when the last local gradient is computed, with a flag for each parameter
-    that has one, and returns the pulse. `on_reduced` is called with the reduced pulse when all
-    all-reduces are complete; it returns a factor for the gradients, and a flag for each parameter
-    that any worker used. `on_lost` is called when the group fails: it makes the step void, and
-    while `is_void` nothing is reduced. Without it the error is raised from `backward`.
+    that has one and this worker's own squared norm, and returns the pulse. `on_reduced` is called
+    with the reduced pulse when all all-reduces are complete; it returns a factor for the gradients,
+    and a flag for each parameter that any worker used. `on_lost` is called when the group fails: it
+    makes the step void, or raises. In a void step nothing is reduced.
     """
 
     def __init__(
         self,
         params: Sequence[torch.nn.Parameter],
+        step: Step,
         *,
-        on_ready: Callable[[list[bool]], torch.Tensor],
+        on_ready: Callable[[list[bool], float], torch.Tensor],
         on_reduced: Callable[[torch.Tensor], tuple[float, list[bool]]],
-        on_lost: Callable[[GroupGoneError], None] | None = None,
-        is_void: Callable[[], bool] = lambda: False,
+        on_lost: Callable[[GroupGoneError], None],
     ) -> None:
         self._params = [p for p in params if p.requires_grad]
-        self._known = {id(p) for p in self._params}
-        self.weight = 1.0  # of this worker's mean gradient; all weights add up to 1
-        self.measures = False  # squared norms of gradients
-        self._own_squared_norm = self._squared_norm = 0.0  # of this worker's mean, of the union's
+        self.known = {id(p) for p in self._params}  # parameters whose gradients are reduced
+        self._step, self._own_squared_norm = step, 0.0  # of this worker's mean gradient
         self._on_ready, self._on_reduced, self._on_lost = on_ready, on_reduced, on_lost
-        self._is_void = is_void
         self.after: Callable[[], None] | None = None  # called when gradients are in place
         self.buckets: list[Bucket] = []
         self._index_of: dict[torch.Tensor, tuple[Bucket, int]] = {}
@@ -86,10 +84,10 @@ class Reducer:
             p.register_post_accumulate_grad_hook(self._on_grad) for p in self._params
         ]
 
-    def grad_squared_norm(self, *, own: bool = False) -> float:
-        """Of the reduced gradient, or of this worker's own mean; 0 if it was not measured."""
-        norm = self._own_squared_norm if own else self._squared_norm
-        return norm if self.measures and math.isfinite(norm) else 0.0
+    @property
+    def _weight(self) -> float:
+        """Of this worker's mean gradient; the weights of all workers add up to 1."""
+        return self._step.batch.weight / self._step.batch.total
 
     def give_up_if(self, superseded: Callable[[], str], model: torch.nn.Module) -> None:
         """Break off backward passes once `superseded` says why their result is of no use."""
@@ -101,7 +99,7 @@ class Reducer:
         # must return what it was asked for.
         if self._pass is None or self._pass() is None:
             return False
-        is_void = self._is_void()
+        is_void = self._step.is_void
         if not (is_void or self._given_up) and self.buckets and self._superseded is not None:
             self._given_up = self._superseded()
         return is_void or bool(self._given_up)
@@ -155,20 +153,12 @@ class Reducer:
             handle.remove()
         self.let_go()
 
-    def check_known(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-        """Refuse to step on a gradient that is not reduced, even where this worker is alone."""
-        known = self._known
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                if id(param) not in known and param.grad is not None:
-                    raise EvenstepError(_not_reduced(param, model))
-
     def _on_grad(self, param: torch.Tensor) -> None:
         # Autograd has a thread per device: copy gradients outside of the lock.
         with self._lock:
             if self._pass is None or self._pass() is None:
                 self._begin_pass()
-        if self._is_void() or self._given_up:
+        if self._step.is_void or self._given_up:
             return
         _check_gradient(param)
         if not self.buckets:
@@ -180,17 +170,17 @@ class Reducer:
                 "pass, so it cannot be reduced while the pass runs. Reentrant activation "
                 "checkpointing does that: use use_reentrant=False."
             )
-        bucket.fill(index, self.weight)
+        bucket.fill(index, self._weight)
         with self._lock:
             # Another device's thread may have lost the group meanwhile.
-            while not self._is_void() and self._next < len(self.buckets):
+            while not self._step.is_void and self._next < len(self.buckets):
                 bucket = self.buckets[self._next]
                 if len(bucket.filled) < len(bucket.params):
                     break
                 self._start(bucket)
 
     def _begin_pass(self) -> None:
-        if self._pass is not None and not self._is_void():  # it failed, and the script caught that
+        if self._pass is not None and not self._step.is_void:  # it failed, and was caught
             if self._next:
                 raise EvenstepError(
                     "an earlier backward pass of this batch failed after part of its gradients was "
@@ -204,34 +194,34 @@ class Reducer:
         Variable._execution_engine.queue_callback(new)
 
     def _start(self, bucket: Bucket) -> None:
-        if self.measures and self.weight > 0:
-            before = self._own_squared_norm if self._next else 0.0
-            self._own_squared_norm = before + bucket.squared_norm() / self.weight**2
+        if self._next == 0:
+            self._own_squared_norm = 0.0
+        if self._step.measures_noise and self._weight > 0:
+            self._own_squared_norm += bucket.squared_norm() / self._weight**2
         self._next += 1
         if self._next == len(self.buckets):
-            self._pulse = self._on_ready(self._used())
+            self._pulse = self._on_ready(self._used(), finite(self._own_squared_norm))
             if len(bucket.rest):
                 bucket.rest.copy_(self._pulse)
                 self._pulse = bucket.rest
             else:
                 self._pulse_work = self._control.sum_async(self._pulse)
-        bucket.reduce_over(self.group)
+        bucket.lent_to = self.group
+        bucket.work = self.group.sum_async(bucket.flat)
 
     def _used(self) -> list[bool]:
         """A flag for each parameter with a gradient that counts, in the order of the buckets."""
-        return [p.grad is not None and self.weight > 0 for b in self.buckets for p in b.params]
+        return [p.grad is not None and self._weight > 0 for b in self.buckets for p in b.params]
 
     def _finish(self) -> None:
         """The end of backward: reduce what is left, and wait for all all-reduces."""
         self._pass = None
-        if not self._is_void():
+        if not self._step.is_void:
             try:
                 self._reduce()
             except GroupGoneError as e:
-                if self._on_lost is None:
-                    raise
                 self._on_lost(e)
-        if self._is_void():
+        if self._step.is_void:
             self._fill_missing()
         if self.after is not None:
             self.after()
@@ -247,17 +237,19 @@ class Reducer:
         if self._given_up:
             raise SupersededError(self._given_up)
         for bucket in self.buckets[self._next :]:
-            bucket.fill_up(self.weight)
+            bucket.fill_up(self._weight)
             self._start(bucket)
         if not self.buckets:
-            self._pulse = self._on_ready([])
+            self._pulse = self._on_ready([], 0.0)
         for bucket in self.buckets:
             self.group.wait(bucket.work)
         self._control.wait(self._pulse_work)
         self._pulse_work = None
         scale, used = self._on_reduced(self._pulse)
-        if self.measures:
-            self._squared_norm = scale**2 * sum(bucket.squared_norm() for bucket in self.buckets)
+        self._step.grad_squared_norm = 0.0
+        if self._step.measures_noise:
+            norm = sum(bucket.squared_norm() for bucket in self.buckets)
+            self._step.grad_squared_norm = finite(scale**2 * norm)
         for bucket in self.buckets:
             num = len(bucket.params)
             bucket.hand_out(scale, used[:num])
@@ -265,20 +257,9 @@ class Reducer:
         self._next = 0
 
 
-def _not_reduced(param: torch.Tensor, model: torch.nn.Module) -> str:
-    """The error for a parameter whose gradient is not reduced."""
-    name = next((f"{n}, " for n, p in model.named_parameters() if p is param), "")
-    what = f"a parameter ({name}shape {tuple(param.shape)}) has a gradient of this worker alone: "
-    if not name:
-        return what + (
-            "it is in the optimizer, but not in the model given to session.prepare. Give both in "
-            "one: session.prepare(torch.nn.ModuleList([model, ...]), optimizer)."
-        )
-    return what + (
-        "it was frozen, or not there, when session.prepare was called. Call prepare once the model "
-        "is complete and everything that will ever train is unfrozen; after that, parameters may "
-        "be frozen and unfrozen at any time."
-    )
+def finite(norm: float) -> float:
+    """A norm to report: 0, not measured, if it is infinite or not a number."""
+    return norm if math.isfinite(norm) else 0.0
 
 
 def _check_gradient(param: torch.Tensor) -> None:

@@ -35,14 +35,16 @@ class CatchUp:
     def begin_step(self) -> None:
         """Remember where to return to if the step turns out void."""
         self._position_before = self.position
+        self._rollback.begin_step()
 
     def reduced(self) -> None:
         """The step at hand is reduced."""
-        self.position = self.position.after_step(self._replica.step.number)
+        self.position = replace(self.position, steps=self._replica.step.number + 1)
 
     def summed(self, result: torch.Tensor) -> None:
         """A sum outside of the gradients is complete."""
-        self.position = self.position.after_sum(result)
+        sums, sum_bytes = self.position.sums + 1, result.nbytes
+        self.position = replace(self.position, sums=sums, sum_bytes=sum_bytes)
         self._last_sum = result.reshape(-1).view(torch.uint8)
 
     def last_sum(self, like: torch.Tensor) -> torch.Tensor:

@@ -60,10 +60,11 @@ class CheckpointSaver:
             self._replica.load_plain_state(self._state.plain)
             log.info("resuming from %s at step %d", found.path.name, self._replica.step.number)
 
-    def save_if_due(self) -> None:
-        """Between two steps: write a checkpoint if the last one is old enough."""
-        if self.is_active and self._every_s and time.monotonic() - self._saved_s > self._every_s:
-            self.save()
+    @property
+    def is_due(self) -> bool:
+        """Whether the last checkpoint is old enough for the next one."""
+        due = bool(self._every_s) and time.monotonic() - self._saved_s > self._every_s
+        return self.is_active and due
 
     def save(self, *, wait: bool = False) -> None:
         """Write a checkpoint of the committed steps; never while gradients accumulate."""

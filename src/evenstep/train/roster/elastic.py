@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -25,8 +26,8 @@ from evenstep.train.plan.remote import RemotePlanner
 from evenstep.train.recover.rollback import Rollback, check_schedulers
 from evenstep.train.recover.state import TrainingState
 from evenstep.train.reduce import pulse
-from evenstep.train.reduce.pulse import RankPlan
 from evenstep.train.replica import Replica
+from evenstep.train.report import RankPlan
 from evenstep.train.roster.catch_up import CatchUp
 from evenstep.train.roster.checkpointing import CheckpointSaver, open_checkpoints
 from evenstep.train.roster.generations import (
@@ -62,8 +63,9 @@ class ElasticRoster:
         self._tracker = GenerationTracker(where)
         log.info("admitted to the run at %s as %s", where, self._tracker.worker)
         self._groups = GenerationGroups(where.address, self._tracker.check)
-        self._planner = RemotePlanner(self._tracker)
-        self._sigterm = SigtermNotice(lambda: self._tracker.send(Leaving(why="SIGTERM")))
+        control = self._tracker.control
+        self._planner = RemotePlanner(self._tracker, control)
+        self._sigterm = SigtermNotice(lambda: control.tell(Leaving(why="SIGTERM")))
         self._lost_group = False  # and there is no other yet
         self._move_to = 0  # the generation to enter at the end of this step
         self._failed = self._has_entered = False
@@ -77,6 +79,11 @@ class ElasticRoster:
     def generation(self) -> int:
         """The generation that this worker is in; 0: none yet."""
         return self._tracker.generation
+
+    @property
+    def current(self) -> Generation:
+        """The coordinator's announcement of this generation."""
+        return self._tracker.current
 
     # Entering, and settling between steps.
 
@@ -103,15 +110,14 @@ class ElasticRoster:
         self._saver = CheckpointSaver(replica, self._state, checkpoints, every_s)
         self._catch_up = CatchUp(replica, self._state, self._rollback, self._saver)
         self._has_entered = True
-        step.on_fetched.insert(0, self._begin_step)  # before the meter starts
-        step.on_ready.append(self._backward_done)
+        step.on_fetched.insert(0, self._catch_up.begin_step)  # before the meter starts
         step.on_reduced.append(self._reduced)
-        step.on_committed.append(lambda: tracker.took_step(step.number, step.seconds))
+        step.on_committed.append(partial(tracker.took_step, step))
         model.reducer.warm_up(pulse.size(PULSE_WORKERS))
         model.reducer.give_up_if(tracker.superseded, model.module)
         if tracker.welcome.underway:
             self._catch_up.preallocate()
-        tracker.send(
+        tracker.control.tell(
             Ready(
                 **worker_facts(replica),
                 settings=run_settings(replica),
@@ -140,7 +146,8 @@ class ElasticRoster:
             if move_to > self.generation:
                 self._regroup(move_to, may_rest=in_loop)
         self.is_late = False
-        self._saver.save_if_due()
+        if self._saver.is_due:
+            self._saver.save()
         return self.generation
 
     def fall_behind(self) -> None:
@@ -153,27 +160,21 @@ class ElasticRoster:
 
     # Step by step.
 
-    def _begin_step(self) -> None:
-        self._catch_up.begin_step()
-        self._rollback.begin_step()
-
-    def _backward_done(self) -> None:
+    def backward_done(self) -> int:
+        """A backward pass ends. Returns, on the leader, by how many generations to move on."""
+        self._rollback.backward_done()
         self._tracker.between_steps = False
+        return self._tracker.num_pending if self._tracker.leads else 0
 
     def _reduced(self) -> None:
         self._tracker.waiting, self._tracker.between_steps = False, True
         self._catch_up.reduced()
-        self._planner.reduced()
 
     @property
     def _is_reduced(self) -> bool:
         """Whether all workers have reduced the last backward pass of the batch in hand."""
         ahead = self._catch_up.position.steps > self._replica.step.number
         return ahead and not self._rollback.alternation.expected
-
-    def num_pending(self) -> int:
-        """On the leader: by how many generations to move on at the end of this step."""
-        return self._tracker.num_pending() if self._tracker.leads else 0
 
     def move_on(self, num: int) -> None:
         """Move on by so many generations at the end of this step."""
@@ -285,7 +286,7 @@ class ElasticRoster:
         replica, tracker, step = self._replica, self._tracker, self._replica.step
         self._saver.set_active(generation.saves == tracker.worker)
         replica.plans.restart([RankPlan(from_step=step.number, shares=generation.shares)])
-        replica.measures_noise = generation.measures
+        step.measures_noise = generation.measures
         replica.plans.warmup_steps = generation.lr_warmup_steps
         if generation.lr_factor != replica.lr_scale.target:
             # A worker may be inside a step that all have reduced: that one keeps its factor.
@@ -293,7 +294,7 @@ class ElasticRoster:
             replica.lr_scale.aim(from_step, generation.lr_factor, generation.lr_warmup_steps)
         if tracker.leads:
             self._planner.watch_closely()
-            tracker.send(Began(generation=generation.number, step=step.number))
+            tracker.control.tell(Began(generation=generation.number, step=step.number))
 
     def _see_leavers_off(self, generation: Generation) -> None:
         """If somebody leaves, wait for everyone's step to end before anyone disconnects."""
@@ -358,7 +359,7 @@ class ElasticRoster:
             self._save_committed()
         if not isinstance(error, SystemExit):
             text = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
-            self._tracker.send(Failed(told=text[-MAX_TRACEBACK:]))
+            self._tracker.control.tell(Failed(told=text[-MAX_TRACEBACK:]))
 
     def leave(self) -> None:
         """Finish the last checkpoint, report done, and disconnect from the coordinator."""

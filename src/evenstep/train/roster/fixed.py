@@ -26,8 +26,8 @@ from evenstep.train.ports import Observer
 from evenstep.train.recover.flatten import bytes_of
 from evenstep.train.recover.handover import Spec
 from evenstep.train.recover.state import TrainingState
-from evenstep.train.reduce.pulse import RankPlan
 from evenstep.train.replica import Replica
+from evenstep.train.report import RankPlan
 from evenstep.train.roster.worker_info import run_settings, worker_facts
 from evenstep.types import Worker
 
@@ -42,6 +42,7 @@ class FixedRoster:
     hands_over_state = False
     is_late = False
     generation = 1
+    current = None
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class FixedRoster:
         replica.plans.restart([first])
         replica.plans.warmup_steps = warmup_steps
         replica.lr_scale.aim(0, lr_factor, warmup_steps if lr_factor != 1.0 else 0)
-        replica.measures_noise = rule == "adascale"
+        replica.step.measures_noise = rule == "adascale"
         return self._planner
 
     def _plan_for(self, workers: list[Worker]) -> LocalPlanner:
@@ -136,6 +137,8 @@ class FixedRoster:
 
     def settle(self, *, in_loop: bool) -> int:
         """The roster never changes."""
+        if not self._replica.has_model:
+            raise ConfigError("loader", "call session.prepare(model, ...) before the first batch")
         return self.generation
 
     def fall_behind(self) -> None:
@@ -152,7 +155,7 @@ class FixedRoster:
         """End the run: a fixed roster cannot go on without a rank."""
         raise error
 
-    def num_pending(self) -> int:
+    def backward_done(self) -> int:
         """There is one generation."""
         return 0
 

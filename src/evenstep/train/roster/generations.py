@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 
 from evenstep.launch.environment import CoordinatorAddress
-from evenstep.messages import Alive, FromClient, Generation, NewPlan, Stuck, Welcome
+from evenstep.messages import Alive, Generation, Stuck, Welcome
 from evenstep.train.comm.group import SupersededError
 from evenstep.train.roster.control import Control
+from evenstep.train.step import Step
 
 log = logging.getLogger("evenstep")
 
@@ -77,17 +78,10 @@ class GenerationTracker:
         """The newest generation that makes this one void."""
         return self.control.newest_at_once if self.has_trained else self.control.newest
 
+    @property
     def num_pending(self) -> int:
         """By how many generations the newest announced one is ahead."""
         return max(0, self.control.newest - self.generation)
-
-    def send(self, message: FromClient) -> None:
-        """Queue a message to the coordinator."""
-        self.control.tell(message)
-
-    def take_plan(self) -> NewPlan | None:
-        """The newest plan for this generation, once."""
-        return self.control.take_plan(self.generation)
 
     def superseded(self) -> str:
         """Why everything done in this generation is void; empty if it is not."""
@@ -125,10 +119,11 @@ class GenerationTracker:
         """The generation has formed, and this worker has its state."""
         self.has_trained, self.waiting, self.step = True, False, step
 
-    def took_step(self, number: int, seconds: float) -> None:
+    def took_step(self, step: Step) -> None:
         """A step was committed."""
-        usual_s, self.step = self._usual_step_s, number
-        self._usual_step_s = usual_s + EWMA_WEIGHT * (seconds - usual_s) if usual_s else seconds
+        usual_s, self.step = self._usual_step_s, step.number
+        change_s = step.seconds - usual_s
+        self._usual_step_s = usual_s + EWMA_WEIGHT * change_s if usual_s else step.seconds
 
     def check(self, waited_s: float) -> None:
         """Called while waiting for other workers: raises if waiting on makes no sense."""
@@ -144,7 +139,7 @@ class GenerationTracker:
         """Tell the coordinator, once per generation, that other workers do not respond."""
         if self._reported_stuck < self.generation:
             self._reported_stuck = self.generation
-            self.send(Stuck(generation=self.generation, step=self.step, waited_s=waited_s))
+            self.control.tell(Stuck(generation=self.generation, step=self.step, waited_s=waited_s))
 
     def check_membership(self) -> None:
         """Raise if this worker is not part of the run any more."""

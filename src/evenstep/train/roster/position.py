@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import msgspec
 import torch
-from msgspec.structs import replace
 
 from evenstep.train.comm.group import Group
 
@@ -25,14 +24,6 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     sums: int = 0
     sum_bytes: int = 0  # of the last one's result
-
-    def after_step(self, step: int) -> Position:
-        """The gradients of a step are reduced."""
-        return replace(self, steps=step + 1)
-
-    def after_sum(self, result: torch.Tensor) -> Position:
-        """One more sum is there."""
-        return replace(self, sums=self.sums + 1, sum_bytes=result.numel() * result.element_size())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

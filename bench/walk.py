@@ -1,0 +1,106 @@
+"""How many files one step walks through, and one loss of a worker: a map for readers of the code.
+
+    torchrun --standalone --nproc-per-node 3 bench/walk.py
+    evenstep run --workers 3 bench/walk.py
+
+Rank 0 counts its calls from one file of evenstep to another between two batches; under
+`evenstep run` it then counts the files that take part when rank 2 is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+import evenstep
+
+ROOT = str(Path(evenstep.__file__).parent)
+STEP, LOSS = 30, 40  # past the steps that are watched closely
+
+
+class Walk:
+    """Calls between files of evenstep in this thread, while it is on."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[CodeType, CodeType], None] = {}  # by whom, of whom
+        self._properties = _properties()
+        self.files: dict[str, None] = {}  # in the order in which they take part
+
+    def __enter__(self) -> Walk:
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _profile(self, frame: FrameType, event: str, _: Any) -> None:
+        to = frame.f_code.co_filename
+        if event != "call" or not to.startswith(ROOT):
+            return
+        self.files[to] = None
+        by = frame.f_back
+        while by is not None and not by.f_code.co_filename.startswith(ROOT):
+            by = by.f_back  # through torch, as from a backward pass to a hook
+        if by is not None and by.f_code.co_filename != to and frame.f_code not in self._properties:
+            self.calls[by.f_code, frame.f_code] = None
+
+    def names(self) -> str:
+        """The files, as paths inside of evenstep."""
+        return ", ".join(path.removeprefix(ROOT + "/") for path in self.files)
+
+
+def _properties() -> set[CodeType]:
+    """Getters: to read an attribute sends no reader to another file."""
+    modules = [m for name, m in sys.modules.items() if name.startswith("evenstep")]
+    kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
+    members = [member for kind in kinds for member in vars(kind).values()]
+    getters = [member.fget for member in members if isinstance(member, property)]
+    return {getter.__code__ for getter in getters if isinstance(getter, FunctionType)}
+
+
+def _name(code: CodeType) -> str:
+    return f"{code.co_filename.removeprefix(ROOT + '/')}:{code.co_qualname}"
+
+
+def main() -> None:
+    """Train for a while, and count."""
+    elastic = "EVENSTEP_COORDINATOR" in os.environ
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.utils.data.TensorDataset(torch.randn(960, 4))
+    with evenstep.join() as session:
+        model, optimizer = session.prepare(model, optimizer)
+        loader = session.loader(data, batch=12)
+        walk, loss = Walk(), Walk()
+        for (x,) in loader:
+            sys.setprofile(None)
+            on = session.is_leader and not session.void
+            if on and session.step == STEP:
+                walk.__enter__()
+            elif on and elastic and session.step == LOSS:
+                loss.__enter__()
+            if elastic and session.world == 3 and session.rank == 2 and session.step == LOSS:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            if session.step > LOSS + 5:
+                break
+        if session.is_leader:
+            print(f"one step: {len(walk.calls)} calls between {len(walk.files)} files")
+            for by, to in walk.calls:
+                print(f"  {_name(by)} -> {_name(to)}")
+            if elastic:
+                print(f"one loss: {len(loss.files)} files\n  {loss.names()}")
+
+
+if __name__ == "__main__":
+    main()
