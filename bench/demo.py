@@ -25,7 +25,7 @@ SETTLED = 10  # auto has found its shares by then
 
 def main() -> None:
     """Train twice and tell what the shares made of it."""
-    cores = h_level(3, 6, 1.5, most_cores=1.0)
+    cores = h_level(3, 6, 1.5, max_cores=1.0)
     cluster = Cluster(name="demo", workload="cnn", batch=768, cores=steady(cores))
     told = ", ".join(f"{c:.2f}" for c in cores)
     say(f"Three workers of {told} cores train a CNN on Fashion-MNIST ({ORIGIN}),")

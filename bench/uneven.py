@@ -54,7 +54,7 @@ MIXES = (
 
 def with_quotas(h: float) -> Cluster:
     """Three workers on 1.5 of the two cores, the most over the least being H."""
-    cores = h_level(3, h, 1.5, most_cores=1.0) if h > 1 else (0.5, 0.5, 0.5)
+    cores = h_level(3, h, 1.5, max_cores=1.0) if h > 1 else (0.5, 0.5, 0.5)
     return Cluster(name=f"H = {h:g}", workload="cnn", batch=3072, cores=steady(cores))
 
 

@@ -13,7 +13,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from evenstep.launch.environment import CoordinatorAddress, find
+from evenstep.launch.environment import CoordinatorAddress, read_environment
 from evenstep.messages import Alive, Done, Failed, Generation, Goodbye, Leaving, Paused
 from tests.coordinate.fake import FakeWorker
 
@@ -21,7 +21,7 @@ STEP_S = 0.02
 
 
 def main(num_steps: int, wrong: str = "", who: str = "") -> None:
-    where = find(os.environ)
+    where = read_environment(os.environ)
     assert isinstance(where, CoordinatorAddress)
     if wrong == "import" and where.worker == who:
         raise ImportError("no module named tensorbored")

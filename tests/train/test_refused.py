@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import evenstep
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.launch.environment import StaticRank, find
+from evenstep.launch.environment import StaticRank, read_environment
 from evenstep.train.comm.agreement import ModelsDifferError, PeerFailedError
 from evenstep.train.data.batch_size import NothingFitsError, largest_share
 from evenstep.train.data.loader import Loader
@@ -332,12 +332,12 @@ def test_where_nothing_fits_it_says_so() -> None:
 )
 def test_a_half_set_environment_is_refused(environment: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        find(environment)
+        read_environment(environment)
     assert says in str(caught.value)
 
 
 def test_no_environment_is_alone() -> None:
-    assert find({}) == StaticRank()
+    assert read_environment({}) == StaticRank()
 
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])

@@ -13,7 +13,8 @@ import click
 
 from evenstep.cli.place import locate, own_address, token_option
 from evenstep.cli.signals import Requests
-from evenstep.launch.local import tethered, worker_environment
+from evenstep.launch.die_with_parent import die_with_parent
+from evenstep.launch.local import worker_environment
 
 
 @click.command("join", context_settings={"allow_interspersed_args": False})
@@ -47,7 +48,7 @@ def command(
     env["EVENSTEP_TOKEN"] = there.token  # the environment is only ours to read
     env.pop("EVENSTEP_WORKER", None)
     worker = subprocess.Popen(
-        tethered([sys.executable, str(script), *args]),
+        die_with_parent([sys.executable, str(script), *args]),
         env=env,
         start_new_session=True,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evenstep.errors import ConfigError
-from evenstep.launch.environment import StaticRank, find
+from evenstep.launch.environment import StaticRank, read_environment
 from evenstep.launch.logs import show_log_by_default
 from evenstep.strict import override, whole
 from evenstep.train.roster.fixed import FixedSession
@@ -32,7 +32,7 @@ def join(
     for prices and for telling stragglers, instead of the device's own name. `journal` is for a
     fixed roster; an elastic run keeps its own in its folder.
     """
-    where = find(os.environ)
+    where = read_environment(os.environ)
     told = [part for part in os.environ.get("EVENSTEP_SET", "").split(";") if part]
     plain = override({"policy": policy, **settings}, told)
     if not isinstance(kind, str):
