@@ -23,8 +23,8 @@ from evenstep.config import Choice, ScalingSettings, StragglerSettings
 from evenstep.journal import read
 from evenstep.predict import FORECASTERS
 from evenstep.simulate.result import Result
-from evenstep.simulate.run import compare, run
-from evenstep.simulate.scenario import Scenario, load
+from evenstep.simulate.run import compare_policies, run
+from evenstep.simulate.scenario import Scenario, load_scenario
 from evenstep.types import Regroup
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios" / "papers"
@@ -70,7 +70,7 @@ NO_STRAGGLERS_PER_S = 2886
 
 def scenario(name: str, *sets: str) -> Scenario:
     """One of the papers'."""
-    return load(SCENARIOS / f"{name}.yaml", sets)
+    return load_scenario(SCENARIOS / f"{name}.yaml", sets)
 
 
 def minutes(name: str, scale: float | None = None) -> tuple[dict[str, str], dict[str, str], float]:
@@ -80,7 +80,7 @@ def minutes(name: str, scale: float | None = None) -> tuple[dict[str, str], dict
     """
     story = scenario(name)
     assert story.paper is not None
-    seconds = {result.policy: result.time_s for result in compare(story)}
+    seconds = {result.policy: result.time_s for result in compare_policies(story)}
     all_work = scenario(name, "settings.batch.min_share=1")
     seconds["all work"] = run(all_work, Choice("auto")).time_s
     scale = scale or story.paper.figures["uniform"] / seconds["uniform"]
@@ -128,7 +128,7 @@ def savings(seconds: Mapping[str, float]) -> str:
 def interference() -> str:
     """LB-BSP on CPUs: each forecaster under `predictive`, and `auto`."""
     name = "lbbsp-cpu"
-    equal, auto, limit = compare(scenario(name), [Choice("uniform"), Choice("auto")])
+    equal, auto, limit = compare_policies(scenario(name), [Choice("uniform"), Choice("auto")])
     seconds = {"`uniform`": equal.time_s}
     for forecaster in FORECASTERS:
         story = scenario(name, f"settings.forecaster={forecaster}")
@@ -138,7 +138,7 @@ def interference() -> str:
 
 def kinds() -> str:
     """LB-BSP on GPUs."""
-    results = compare(scenario("lbbsp-gpu"))
+    results = compare_policies(scenario("lbbsp-gpu"))
     return savings(
         {f"`{r.policy}`": r.time_s for r in results[:-1]} | {"limit": results[-1].time_s}
     )

@@ -11,7 +11,7 @@ from bench.tables import DOCS
 from evenstep.config import Choice
 from evenstep.journal import read
 from evenstep.simulate.run import run
-from evenstep.simulate.scenario import load
+from evenstep.simulate.scenario import load_scenario
 from evenstep.types import StepDone, StepReport
 
 SCENARIO = Path(__file__).parent.parent / "scenarios" / "four-uneven.yaml"
@@ -22,7 +22,7 @@ COLORS = {"work": "#2f6f4f", "wait": "#d9d4c7", "text": "#3b3a36", "line": "#b23
 def last_step(policy: str, path: Path) -> tuple[float, list[StepReport]]:
     """Seconds and reports of a policy's last step."""
     path.unlink(missing_ok=True)
-    run(load(SCENARIO, ["steps=30"]), Choice(policy), journal=path)
+    run(load_scenario(SCENARIO, ["steps=30"]), Choice(policy), journal=path)
     _, records = read(path)
     steps = [r.event for r in records if isinstance(r.event, StepDone)]
     path.unlink()

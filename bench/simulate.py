@@ -16,14 +16,14 @@ from evenstep.config import Choice
 from evenstep.decide.curves import FlatLinear
 from evenstep.decide.split import split
 from evenstep.simulate.run import LIMIT, run
-from evenstep.simulate.scenario import load
+from evenstep.simulate.scenario import load_scenario
 
 THOUSAND = Path(__file__).parents[1] / "scenarios" / "thousand.yaml"
 
 
 def simulated(policy: Choice) -> str:
     """The whole virtual run of `thousand`: its making of reports, and the brain on top."""
-    scenario = load(THOUSAND)
+    scenario = load_scenario(THOUSAND)
     start = perf_counter()
     result = run(scenario, policy)
     took_s = perf_counter() - start
