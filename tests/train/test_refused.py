@@ -175,7 +175,7 @@ def test_a_scaler_that_is_disabled_on_one_rank_is_refused_before_the_first_step(
         session.prepare(copy.deepcopy(TEMPLATE), scaler)
         session.loader(DATA, batch=32)
 
-    says = r"disabled_scalers: is .* on rank \d, .* on rank \d; a GradScaler must be enabled on all"
+    says = r"disabled_scalers: is .* on rank \d, .* on rank \d; enable GradScaler on all"
     with pytest.raises((ConfigError, PeerFailedError), match=says):
         run_ranks(2, body)
 
