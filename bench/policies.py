@@ -1,4 +1,4 @@
-"""Every policy on every scenario shipped: the table in docs/policies.md.
+"""Every policy on every shipped scenario: the table in docs/policies.md.
 
 python -m bench.policies
 """
@@ -17,7 +17,7 @@ POLICIES = ("uniform", "static", "proportional", "predictive", "curve", "shift",
 
 
 def main() -> None:
-    """Run all of them and write the table."""
+    """Run all and write the table."""
     rows = []
     for path in sorted(SCENARIOS.glob("*.yaml")):
         results = compare_policies(load_scenario(path), [Choice(name) for name in POLICIES])
