@@ -1,8 +1,8 @@
-"""Breaks the code in one place at a time and sees that tests fail: `make mutants`.
+"""Breaks the code in one place at a time and checks that tests fail: `make mutants`.
 
-Each mutant is a file, a piece of it, what it becomes, and tests that protect it. It is applied to
-a copy of the repository. A survivor is a gap in the tests, or equivalent code; it is named at the
-end. Not part of `make test`: mutants that hang are only noticed after BOUND_S.
+Each mutant is a file, a piece of its code, the replacement, and the tests that should fail. It is
+applied to a copy of the repository. A survivor is a gap in the tests, or equivalent code; survivors
+are listed at the end. Not part of `make test`: a mutant that hangs takes BOUND_S.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-BOUND_S = 300  # a mutant may hang: that is found out too
+BOUND_S = 300  # a mutant may hang: that counts as a failure
 TRAIN, COORDINATE, DECIDE = (f"src/evenstep/{room}/" for room in ("train", "coordinate", "decide"))
 
 RECOVERY, LOOPS = "tests/faults/test_recovery.py", "tests/faults/test_loops.py"
@@ -23,16 +23,16 @@ CHANGES, SCALING = "tests/faults/test_changes.py", "tests/faults/test_scaling.py
 
 
 class Mutant(NamedTuple):
-    """One way to break the code, and who should notice."""
+    """One way to break the code, and the tests that should fail."""
 
     path: str
     code: str
     becomes: str
-    tests: str  # a path, and optionally what to select: "path -k words"
+    tests: str  # paths, and optionally a selection: "path -k words"
 
 
 MUTANTS = [
-    # A void step: everything is put back, nothing of it is kept.
+    # A void step: everything is restored.
     Mutant(
         TRAIN + "guard.py",
         "            torch._foreach_copy_(self._buffers, self._kept)",
@@ -81,7 +81,7 @@ MUTANTS = [
         "        return False",
         f"{LOOPS} -k turns",
     ),
-    # The state of those ahead goes to those behind.
+    # Workers that are ahead send their state to those behind.
     Mutant(
         TRAIN + "position.py",
         "    furthest = max((row[1] for row in rows if row[0]), default=-1)",
@@ -143,7 +143,7 @@ MUTANTS = [
         "                if not bucket.filled:",
         "tests/train/test_exact.py",
     ),
-    # Groups.
+    # Process groups.
     Mutant(
         TRAIN + "group.py",
         "                _abort_gloo(box[0], self.rank, self.world)",
@@ -156,7 +156,7 @@ MUTANTS = [
         "        pass",
         f"{RECOVERY} -k forward",
     ),
-    # The last word of a run.
+    # The end of a run.
     Mutant(
         TRAIN + "elastic.py",
         "        if not self._saves or self._saved_step == self._next_step:",
@@ -271,7 +271,7 @@ MUTANTS = [
 
 
 def main(*words: str) -> int:
-    """Try all mutants whose path or tests contain one of the words; how many survive."""
+    """Run the mutants whose path or tests contain one of the words. Returns the survivors."""
     chosen = [m for m in MUTANTS if not words or any(w in f"{m.path} {m.tests}" for w in words)]
     survivors = [mutant for mutant in chosen if not _is_noticed(mutant)]
     for mutant in survivors:
@@ -296,7 +296,7 @@ def _is_noticed(mutant: Mutant) -> bool:
 
 
 def _passes(copy: Path, tests: str) -> bool:
-    """Whether tests pass on a copy. What is imported there is the copy's, in children too."""
+    """Whether tests pass on a copy, which child processes import too."""
     paths, _, words = tests.partition(" -k ")
     selected = ["-k", words] if words else []
     command = [sys.executable, "-m", "pytest", "-x", "-q", f"--timeout={BOUND_S}"]
