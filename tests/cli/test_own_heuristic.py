@@ -55,7 +55,7 @@ def test_it_is_found_by_its_name(installed: dict[str, str], tmp_path: Path) -> N
         ("deadline:seconds=-1", "scaling.heuristic.seconds: must be above 0, got -1"),
         ("deadlin:seconds=1", "did you mean deadline?"),
         ("efficiency:threshold=2", "scaling.heuristic.threshold: must lie in [0, 1], got 2"),
-        ("efficiency:0.2", "expected a value like efficiency:threshold=0.1"),
+        ("efficiency:0.2", "expected NAME:KEY=VALUE"),
         ("utility:linear=-5,10", "rises with time"),
         ("utility:step=1:10,5:20", "rises with time"),
         ("utility", "give either linear"),
@@ -78,7 +78,7 @@ def test_invalid_options_are_refused_before_anything_starts(
         (["--workers", "3:3", "--scale", "efficiency"], "needs a range of sizes"),
         (["--workers", "3:2"], "need 1 <= MIN <= MAX"),
         (["--workers", "1:3", "--min", "5"], "need 1 <= min <= max, got 5 and 3"),
-        (["--price", "cheap"], "expected a value like 0.9 or KIND=0.9"),
+        (["--price", "cheap"], "expected PRICE or KIND=PRICE"),
         (["--price", "-1"], "must be 0 or more"),
     ],
 )

@@ -423,7 +423,7 @@ def test_joining_with_the_wrong_token_is_refused_before_the_script_starts(
         (("--policy", "autoo", SCRIPT), "unknown name 'autoo'; did you mean auto?"),
         (("--set", "polcy=auto", SCRIPT), "unknown setting polcy; did you mean policy?"),
         (("--set", "batch.size=8", SCRIPT), "belongs to the script"),
-        (("--workers", "many", SCRIPT), "expected a value like 3 or 2:8"),
+        (("--workers", "many", SCRIPT), "expected N or MIN:MAX"),
         (("--workers", "8:2", SCRIPT), "need 1 <= MIN <= MAX"),
         (("--workrs", "8", SCRIPT), "No such option"),
         (("--min", "0", SCRIPT), "--min"),

@@ -11,12 +11,7 @@ from evenstep.coordinate.ask import ask, ask_from
 from evenstep.coordinate.dial import EVERYWHERE, is_here, way_out
 from evenstep.coordinate.run import TLS_CA, read_addresses
 from evenstep.errors import ConfigError
-from evenstep.launch.environment import (
-    CoordinatorAddress,
-    find_token,
-    host_and_port,
-    read_token,
-)
+from evenstep.launch.environment import CoordinatorAddress, find_token, host_and_port, read_token
 from evenstep.messages import Ask
 
 

@@ -42,7 +42,7 @@ def join_command(
     second one kills it. The exit code is the script's.
     """
     coordinator = find_coordinator(run, token_file)
-    reachable = reachable_address(coordinator)
+    reachable = reachable_address(coordinator)  # even with --address: it checks the token
     env = worker_environment(
         os.environ,
         coordinator=str(coordinator),
@@ -51,11 +51,8 @@ def join_command(
     )
     env["EVENSTEP_TOKEN"] = coordinator.token  # other users cannot read the environment
     env.pop("EVENSTEP_WORKER", None)
-    worker = subprocess.Popen(
-        die_with_parent([sys.executable, str(script), *args]),
-        env=env,
-        start_new_session=True,
-    )
+    command = die_with_parent([sys.executable, str(script), *args])
+    worker = subprocess.Popen(command, env=env, start_new_session=True)
     requests = StopRequests()
 
     def leave(number: int, _: FrameType | None) -> None:

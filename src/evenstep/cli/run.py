@@ -72,12 +72,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 )
 @click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a setting.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    default=0,
-    type=click.IntRange(0, 65535),
-    help="0 picks a free port.",
-)
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="0 picks a free port.")
 @click.option(
     "--lease",
     default=3600.0,

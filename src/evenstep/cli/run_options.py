@@ -53,7 +53,7 @@ def _parse_workers(text: str) -> tuple[int, int]:
     """N as (N, 0), MIN:MAX as (MIN, MAX)."""
     lower, colon, upper = text.partition(":")
     if not lower.isdecimal() or (colon and not upper.isdecimal()):
-        raise ConfigError("--workers", f"expected a value like 3 or 2:8, got {text!r}")
+        raise ConfigError("--workers", f"expected N or MIN:MAX, got {text!r}")
     if colon and not 1 <= int(lower) <= int(upper):
         raise ConfigError("--workers", f"need 1 <= MIN <= MAX, got {text!r}")
     return int(lower), int(upper or 0)
@@ -69,9 +69,7 @@ def scaling_setting(text: str, workers: WorkerCounts) -> str:
     if option:
         key, equals, value = option.partition("=")
         if not equals:
-            raise ConfigError(
-                "--scale", f"expected a value like efficiency:threshold=0.1, got {text!r}"
-            )
+            raise ConfigError("--scale", f"expected NAME:KEY=VALUE, got {text!r}")
         try:
             choice[key] = float(value)
         except ValueError:
@@ -87,9 +85,7 @@ def worker_prices(texts: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
         try:
             prices[kind] = float(number)
         except ValueError:
-            raise ConfigError(
-                "--price", f"expected a value like 0.9 or KIND=0.9, got {text!r}"
-            ) from None
+            raise ConfigError("--price", f"expected PRICE or KIND=PRICE, got {text!r}") from None
         if not 0 <= prices[kind] < math.inf:
             raise ConfigError("--price", f"must be 0 or more and finite, got {number}")
     return tuple(prices.items())

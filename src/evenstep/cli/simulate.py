@@ -61,9 +61,7 @@ def _headline(name: str, scenario: Scenario, limit: Result) -> str:
     size = f"{batch.size}" if batch.size else f"{batch.per_worker} a worker up to {batch.limit}"
     num_pool = sum(group.count for group in scenario.pool)
     pool = f", {num_pool} more to launch" if num_pool else ""
-    length = (
-        f"{scenario.steps} steps" if scenario.steps else f"{limit.num_steps} steps at the limit"
-    )
+    length = f"{limit.num_steps} steps" + ("" if scenario.steps else " at the limit")
     return (
         f"{name}: {kinds.total()} workers ({counts}){pool}; batch {size}; {length}; "
         f"seed {scenario.seed}"

@@ -8,7 +8,6 @@ import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from evenstep.errors import EvenstepError, InvalidInputError
 
@@ -82,12 +81,7 @@ class Interference:
     def __enter__(self) -> Interference:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

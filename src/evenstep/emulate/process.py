@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from tempfile import TemporaryFile
-from types import TracebackType
 
 from evenstep.emulate.quota import Quota
 from evenstep.launch.die_with_parent import die_with_parent
@@ -65,11 +64,6 @@ class WorkerProcess:
     def __enter__(self) -> WorkerProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
         self._output.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import weakref
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -72,12 +71,7 @@ class Quota:
     def __enter__(self) -> Quota:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from evenstep.emulate.schedule import Levels, Schedule
 
@@ -33,12 +32,7 @@ class ScheduleRunner:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: object, __: object) -> None:
         self._stop.set()
         self._thread.join()
         if self._error is not None and error is None:

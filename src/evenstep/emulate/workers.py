@@ -92,12 +92,8 @@ def run_uneven(
         folder = _make_folder(cleanup)
         quotas = _make_quotas(schedule.num_workers, method, firm, cleanup)
         workers = _Workers(folder, quotas, timeout_s)
-        shared = {
-            **os.environ,
-            **_torchrun_environment(len(quotas)),
-            FOLDER_VARIABLE: str(folder),
-            **(env or {}),
-        }
+        torchrun = _torchrun_environment(len(quotas))
+        shared = {**os.environ, **torchrun, FOLDER_VARIABLE: str(folder), **(env or {})}
         for rank, quota in enumerate(quotas):
             own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = cleanup.enter_context(WorkerProcess(rank, command, own, quota))

@@ -73,7 +73,7 @@ class ConsoleOutput:
                 log.ended |= log.name == name
 
     def close(self) -> None:
-        """Print what is left; give up after CLOSE_S if nobody reads."""
+        """Print what is left; give up after CLOSE_S if the reader hangs."""
         self._closing.set()
         self._thread.join(CLOSE_S)
 

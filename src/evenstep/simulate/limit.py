@@ -19,7 +19,7 @@ class Oracle:
         self._shares = np.zeros(0, dtype=np.int64)
 
     def shares(self, curves: Curves, slots: IntArray, slowdown: FloatArray, batch: int) -> IntArray:
-        """The best shares now; solved anew only if curves, workers or batch have changed."""
+        """The best shares now; solved again only if curves, workers or batch have changed."""
         inputs = (slots.tobytes(), slowdown.tobytes(), batch)
         if inputs != self._inputs:
             upper = np.minimum(self._world.caps[slots], batch)

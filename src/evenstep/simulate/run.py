@@ -236,7 +236,7 @@ class _Run:
                 self.num_regroups += 1
             case Plan():
                 self.num_plans += 1
-                # A new generation cuts its prefetched batches anew: the plan holds at once.
+                # A new generation re-cuts its prefetched batches: the plan applies at once.
                 if self.shares is None:
                     self.shares = self._shares_by_rank(action)
                 else:
