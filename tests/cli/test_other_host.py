@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hosts import Host, make_hosts
-from tests.tree import PYTHONPATH, ROOT
+from tests.source_tree import PYTHONPATH, ROOT
 
 SCRIPT = Path(__file__).with_name("fake_train.py")
 BOUND_S = 600.0

@@ -23,7 +23,7 @@ from evenstep.coordinate.member import Ending, Terms
 from evenstep.coordinate.run import RunFolder
 from evenstep.journal import read
 from evenstep.types import Joined, Left, Lost, Regroup
-from tests.tree import PYTHONPATH
+from tests.source_tree import PYTHONPATH
 
 SCRIPT = Path(__file__).with_name("fake_train.py")
 BOUND_S = 600.0

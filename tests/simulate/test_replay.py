@@ -21,7 +21,7 @@ from evenstep.simulate.run import run
 from evenstep.simulate.scenario import Scenario
 from evenstep.strict import build
 from evenstep.types import Plan, Stay, StepDone
-from tests.chance import examples
+from tests.hypothesis_examples import examples
 
 times = st.floats(0.05, 3.0)
 changes = st.fixed_dictionaries(

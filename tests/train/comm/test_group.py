@@ -29,8 +29,8 @@ from evenstep.train.comm.group import (
     surviving_errors,
     why_on_host,
 )
+from tests.source_tree import PYTHONPATH
 from tests.train.ranks import run_ranks
-from tests.tree import PYTHONPATH
 
 CUDA = torch.device("cuda", 0)
 

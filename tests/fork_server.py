@@ -27,7 +27,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.tree import PYTHONPATH
+from tests.source_tree import PYTHONPATH
 
 PRELOADED = (
     "torch._dynamo",  # imported by the first optimizer and the first synchronised BatchNorm
@@ -63,12 +63,12 @@ class Forked:
         return self.returncode
 
 
-class Zygote:
+class ForkServer:
     """The server of this test process."""
 
     def __init__(self) -> None:
         # A short path: unix socket paths have at most 108 characters.
-        self._folder = tempfile.TemporaryDirectory(prefix="zygote-")
+        self._folder = tempfile.TemporaryDirectory(prefix="fork-server-")
         self._path = f"{self._folder.name}/socket"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}
         self._server = subprocess.Popen(
@@ -100,9 +100,9 @@ class Zygote:
 
 
 @cache
-def zygote() -> Zygote:
+def fork_server() -> ForkServer:
     """The server of this test process, started on first use."""
-    return Zygote()
+    return ForkServer()
 
 
 def serve(path: str) -> None:
