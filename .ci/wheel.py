@@ -3,7 +3,7 @@
 make wheel
 
 The environment and the working directory are temporary and hold nothing of the source tree but
-the wheel, one example and one scenario. What was built is left in dist/.
+the wheel, one example and one scenario. The built files go to dist/.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-INSTALL_S = 3600.0  # limits that only a process which hangs exceeds
+INSTALL_S = 3600.0  # only a hanging process exceeds these limits
 RUN_S = 900.0
 END_S = 60.0  # from SIGTERM to SIGKILL
 
@@ -29,7 +29,7 @@ METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE
 
 
 def main() -> None:
-    """Check what is built, and that it runs."""
+    """Build, check, install and run."""
     with tempfile.TemporaryDirectory(prefix="evenstep-wheel-") as name:
         folder = Path(name)
         sdist, wheel = build(ROOT, folder / "built")
@@ -44,21 +44,21 @@ def main() -> None:
 
 
 def build(tree: Path, out: Path) -> tuple[Path, Path]:
-    """The sdist of a tree, and the wheel built from that sdist."""
+    """Build the sdist of a tree, and the wheel from that sdist."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree)]
     run(command, ROOT, INSTALL_S)
     return only(out, "*.tar.gz"), only(out, "*.whl")
 
 
 def wheel_of_tree(out: Path) -> Path:
-    """The wheel built from the tree itself."""
+    """Build the wheel from the tree itself."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(out)]
     run([*command, str(ROOT)], ROOT, INSTALL_S)
     return only(out, "*.whl")
 
 
 def check_sdist(sdist: Path) -> None:
-    """An sdist has the tests and what people look for first, and nothing that a build leaves."""
+    """The sdist has the tests and the files that people look for first, and no build products."""
     with tarfile.open(sdist) as archive:
         paths = [Path(member.name) for member in archive.getmembers() if member.isfile()]
     names = {path.relative_to(path.parts[0]).as_posix() for path in paths}
@@ -69,7 +69,7 @@ def check_sdist(sdist: Path) -> None:
 
 
 def check_wheel(wheel: Path) -> None:
-    """A wheel has the package with its py.typed, and nothing else."""
+    """The wheel has the package with py.typed, and nothing else."""
     package = (ROOT / "src" / "evenstep").rglob("*")
     files = [path for path in package if path.is_file() and "__pycache__" not in path.parts]
     name, version, *_ = wheel.name.split("-")
@@ -81,19 +81,19 @@ def check_wheel(wheel: Path) -> None:
 
 
 def check_same(one: Path, other: Path) -> None:
-    """The wheel of the sdist is that of the tree, file by file and byte by byte."""
+    """The wheels of the sdist and of the tree have the same files with the same bytes."""
     differing = {name for name, _ in contents(one).items() ^ contents(other).items()}
     refuse(one, "built from the sdist and from the tree differ in", differing)
 
 
 def contents(wheel: Path) -> dict[str, int]:
-    """The files of a wheel, and a check sum of each."""
+    """The files of a wheel, with their checksums."""
     with zipfile.ZipFile(wheel) as archive:
         return {entry.filename: entry.CRC for entry in archive.infolist()}
 
 
 def use(wheel: Path, folder: Path) -> None:
-    """Do with an installed wheel what the README does."""
+    """Install the wheel and run the commands of the README."""
     bin_ = folder / "venv" / "bin"
     run([sys.executable, "-m", "venv", str(folder / "venv")], folder, INSTALL_S)
     install = ["install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), str(wheel)]
@@ -121,9 +121,9 @@ def use(wheel: Path, folder: Path) -> None:
 
 
 def run(command: list[str], cwd: Path, limit_s: float) -> None:
-    """Run a command away from this process's own environment; end with its output if it fails."""
-    ours = ("PYTHON", "EVENSTEP_", "VIRTUAL_ENV")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    """Run a command without this process's Python environment; exit with its output on failure."""
+    dropped = ("PYTHON", "EVENSTEP_", "VIRTUAL_ENV")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     env["OMP_NUM_THREADS"] = "1"
     print("$", " ".join([Path(command[0]).name, *command[1:]]), flush=True)
     process = subprocess.Popen(
@@ -140,14 +140,14 @@ def run(command: list[str], cwd: Path, limit_s: float) -> None:
     except BaseException as e:
         end(process)
         if isinstance(e, subprocess.TimeoutExpired):
-            raise SystemExit(f"not over after {limit_s:.0f} s: {' '.join(command)}") from None
+            raise SystemExit(f"timeout after {limit_s:.0f} s: {' '.join(command)}") from None
         raise
     if process.returncode:
         raise SystemExit(f"{output}\nexit code {process.returncode}: {' '.join(command)}")
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """End a command and what it has started: in order if it can, else by force."""
+    """Terminate a command and its descendants; kill them if they do not exit."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -160,15 +160,15 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def only(folder: Path, pattern: str) -> Path:
-    """The one file that matches."""
+    """The only file that matches."""
     (found,) = folder.glob(pattern)
     return found
 
 
 def refuse(built: Path, problem: str, names: Iterable[str]) -> None:
-    """End with the names for which something is wrong, if there are any."""
-    if wrong := sorted(names):
-        raise SystemExit(f"{built.name}: {problem} {', '.join(wrong)}")
+    """Exit with a message if there are names to complain about."""
+    if listed := sorted(names):
+        raise SystemExit(f"{built.name}: {problem} {', '.join(listed)}")
 
 
 if __name__ == "__main__":

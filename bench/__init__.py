@@ -1,1 +1,1 @@
-"""What is measured, against whom. Each file prints or writes what docs/ quotes."""
+"""Benchmarks. Each module prints its results, or writes them to docs/."""

@@ -1,4 +1,4 @@
-"""Uneven clusters on this machine, training on them, and the limit of what they can do."""
+"""Uneven clusters on this machine: training on them, and the limit of their throughput."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from typing import Any
 
 import numpy as np
 
-from bench.turns import CALM
+from bench.turns import KEEP_MEMORY
 from evenstep.decide.curves import AnyMonotone
 from evenstep.decide.split import in_proportion, split
 from evenstep.emulate import DeviceCurve, run_uneven
 from evenstep.emulate.schedule import Levels, Schedule, steady
 from evenstep.types import FloatArray, IntArray
 
-WARM = 20  # steps that a policy has to find its shares, before a steady figure is taken
+WARM = 20  # steps for a policy to find its shares before its rate is measured
 BOUND_S = 240.0
-EPOCH = 8  # steps, at least, of an epoch
+MIN_EPOCH = 8  # steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Workers of some cores, or with emulated devices; what they train, on what global batch."""
+    """Workers with some cores or with emulated devices, their workload and global batch."""
 
     name: str
     workload: str
     batch: int
     cores: Schedule
     devices: tuple[DeviceCurve, ...] = ()
-    slowdowns: tuple[tuple[int, Levels], ...] = ()  # of the devices, from a step on
+    slowdowns: tuple[tuple[int, Levels], ...] = ()  # (from step, factor by rank) of the devices
 
     @property
     def world(self) -> int:
-        """How many workers."""
+        """Number of workers."""
         return self.cores.num_workers
 
 
-def of_devices(name: str, fixed_ms: Sequence[float], per_sample_ms: Sequence[float]) -> Cluster:
-    """Devices on which b samples take a + c * b, with a small net behind them."""
+def device_cluster(name: str, fixed_ms: Sequence[float], per_sample_ms: Sequence[float]) -> Cluster:
+    """Devices on which b samples take a + c * b; they train a small network."""
     devices = tuple(
         DeviceCurve(fixed_s=a / 1000, per_sample_s=c / 1000)
         for a, c in zip(fixed_ms, per_sample_ms, strict=True)
     )
-    none = steady([math.inf] * len(devices))
-    return Cluster(name=name, workload="mlp", batch=128, cores=none, devices=devices)
+    unlimited = steady([math.inf] * len(devices))
+    return Cluster(name=name, workload="mlp", batch=128, cores=unlimited, devices=devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a run told: when each step ended, each worker's share, the mean loss of all."""
+    """A measured run: when each step ended, each worker's share, and the mean loss."""
 
     batch: int
     ends_s: FloatArray
@@ -63,20 +63,20 @@ class Run:
 
     @property
     def seconds(self) -> FloatArray:
-        """How long each step took."""
+        """Seconds per step."""
         return np.diff(self.ends_s)
 
     def rate(self, skip: int = 0) -> float:
-        """Samples a second, from a step on."""
+        """Samples per second, from a step on."""
         return self.batch / float(fmean(self.seconds[skip:]))
 
     @property
     def smooth_losses(self) -> FloatArray:
-        """The mean loss of each ten steps in a row."""
+        """Moving average of the loss over ten steps."""
         return np.convolve(self.losses, np.full(10, 0.1), mode="valid")
 
     def seconds_to(self, loss: float) -> float:
-        """When the mean loss of ten steps first falls to a value; inf if it never does."""
+        """Seconds until the average loss of ten steps falls to a value; inf if it never does."""
         below = np.flatnonzero(self.smooth_losses <= loss + 1e-6)
         return float(self.ends_s[below[0] + 9] - self.ends_s[0]) if len(below) else math.inf
 
@@ -84,30 +84,30 @@ class Run:
 def train(
     cluster: Cluster, way: str, steps: int, shares: Sequence[int] = (), journal: Path | None = None
 ) -> Run:
-    """One run: `way` is ddp, on given shares, or a policy of evenstep."""
-    told = _run(
+    """Run once; `way` is ddp with given shares, or a policy of evenstep."""
+    ranks = _run(
         cluster,
         ["--way", way, "--batch", str(cluster.batch), "--shares", ",".join(map(str, shares))],
         ["--steps", str(steps), *(["--journal", str(journal)] if journal else [])],
     )
-    by_rank = np.array([rank["shares"] for rank in told]).T
-    losses = np.array([rank["losses"] for rank in told]).T
+    by_rank = np.array([rank["shares"] for rank in ranks]).T
+    losses = np.array([rank["losses"] for rank in ranks]).T
     return Run(
         batch=sum(shares) if shares else cluster.batch,
-        ends_s=np.array(told[0]["ends_s"]),
+        ends_s=np.array(ranks[0]["ends_s"]),
         shares=by_rank,
         losses=(by_rank * losses).sum(1) / by_rank.sum(1),
     )
 
 
-def equal(cluster: Cluster) -> list[int]:
+def equal_shares(cluster: Cluster) -> list[int]:
     """Equal shares, as far as the batch divides."""
     ones = np.ones(cluster.world)
     return _in_proportion(cluster, ones)
 
 
-def static(cluster: Cluster) -> list[int]:
-    """Shares by what the data sheet says: cores, or the devices' samples a second."""
+def static_shares(cluster: Cluster) -> list[int]:
+    """Shares in proportion to nominal speed: cores, or the devices' samples per second."""
     if cluster.devices:
         return _in_proportion(cluster, np.array([1 / d.per_sample_s for d in cluster.devices]))
     return _in_proportion(cluster, np.array(cluster.cores.at(0.0)))
@@ -121,7 +121,7 @@ def _in_proportion(cluster: Cluster, weights: FloatArray) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The best shares and the step with them: the slowest worker, then the exposed reduction."""
+    """The best shares and their step time: the slowest worker, then the exposed reduction."""
 
     shares: tuple[int, ...]
     compute_s: float
@@ -130,12 +130,12 @@ class Limit:
 
     @property
     def rate(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.batch / (self.compute_s + self.exposed_s)
 
 
 def limit(cluster: Cluster, exposed_s: float, slowdown: Levels | None = None) -> Limit:
-    """The limit of a cluster of devices, each with its known curve."""
+    """The limit of a cluster of devices, from their known curves."""
     factors = slowdown or (1.0,) * cluster.world
     curves = [d.slowed(f) for d, f in zip(cluster.devices, factors, strict=True)]
     tables = [[c.seconds(b) for b in range(cluster.batch + 1)] for c in curves]
@@ -143,7 +143,7 @@ def limit(cluster: Cluster, exposed_s: float, slowdown: Levels | None = None) ->
 
 
 def best_split(cluster: Cluster, points: Sequence[Mapping[int, float]], exposed_s: float) -> Limit:
-    """The limit of workers whose seconds were measured at some sizes."""
+    """The limit of workers whose step times were measured at some shares."""
     tables = [_table(measured, cluster.batch) for measured in points]
     return _best(np.array(tables), cluster.batch, exposed_s)
 
@@ -161,7 +161,7 @@ def _best(table: FloatArray, batch: int, exposed_s: float) -> Limit:
 
 
 def _table(points: Mapping[int, float], batch: int) -> list[float]:
-    """Seconds for every share from none to the batch: lines between and beyond the points."""
+    """Step time for every share from 0 to the batch, interpolated and extrapolated linearly."""
     sizes, seconds = np.array(list(points)), np.maximum.accumulate(list(points.values()))
     slope, _ = np.polyfit(sizes, seconds, 1)
     line = np.interp(np.arange(batch + 1), sizes, seconds)
@@ -172,23 +172,23 @@ def _table(points: Mapping[int, float], batch: int) -> list[float]:
 
 
 def exposed_s(cluster: Cluster, steps: int = 100) -> float:
-    """What a step of plain DDP takes beyond compute when all workers are ready at once.
+    """Step time of plain DDP beyond compute, if all workers are ready at once.
 
-    Measured without quotas, on devices that take 20 ms whatever they compute.
+    Measured without quotas, on devices that take 20 ms for any share.
     """
     same = tuple(DeviceCurve(per_sample_s=0.0, fixed_s=0.02) for _ in range(cluster.world))
     free = steady([math.inf] * cluster.world)
     idle = replace(cluster, devices=same, slowdowns=(), cores=free, batch=cluster.world)
-    return max(0.0, float(np.median(train(idle, "ddp", steps, equal(idle)).seconds)) - 0.02)
+    return max(0.0, float(np.median(train(idle, "ddp", steps, equal_shares(idle)).seconds)) - 0.02)
 
 
 def reduction_s(cluster: Cluster, steps: int = 60) -> float:
-    """What the reduction of the gradients takes, by itself and under the quotas.
+    """Time of the gradient reduction alone, under the quotas.
 
-    Where the CPU is what a worker has too little of, nothing of it can hide behind compute.
+    If the CPU is the bottleneck, the reduction cannot overlap with compute.
     """
-    told = _run(cluster, ["--way", "reduce", "--steps", str(steps)])
-    return float(np.median(np.max(np.array(told), axis=0)))
+    seconds = _run(cluster, ["--way", "reduce", "--steps", str(steps)])
+    return float(np.median(np.max(np.array(seconds), axis=0)))
 
 
 def _run(cluster: Cluster, *args: list[str]) -> list[dict[str, Any]]:
@@ -197,7 +197,9 @@ def _run(cluster: Cluster, *args: list[str]) -> list[dict[str, Any]]:
         curves = [asdict(d) for d in cluster.devices]
         device = json.dumps({"curves": curves, "slowdowns": cluster.slowdowns})
     command = [sys.executable, "-m", "bench.rank", "--workload", cluster.workload]
-    command += ["--samples", str(max(4096, EPOCH * cluster.batch)), "--device", device]
+    command += ["--samples", str(max(4096, MIN_EPOCH * cluster.batch)), "--device", device]
     command += [*(arg for some in args for arg in some)]
-    ended = run_uneven(command, cluster.cores, timeout_s=BOUND_S, firm=True, line_up=True, env=CALM)
-    return [json.loads(worker.output.strip().splitlines()[-1]) for worker in ended]
+    results = run_uneven(
+        command, cluster.cores, timeout_s=BOUND_S, firm=True, line_up=True, env=KEEP_MEMORY
+    )
+    return [json.loads(worker.output.strip().splitlines()[-1]) for worker in results]

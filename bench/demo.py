@@ -1,7 +1,7 @@
-"""The demo: three uneven workers train for real, first with equal shares, then with auto; then a
-worker is killed and another joins.
+"""The demo: three uneven workers train with equal shares, then with auto; then one is killed and
+another joins.
 
-Run as `make demo`, or `python -m bench.demo`. Takes two minutes.
+Run `make demo` or `python -m bench.demo`. Takes two minutes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from evenstep.emulate import h_level, steady
 from evenstep.emulate.cgroup import NoQuotaError
 
 STEPS = 40
-SETTLED = 10  # auto has found its shares by then
+SETTLED = 10  # steps until auto has found its shares
 
 
 def main() -> None:
-    """Train twice and tell what the shares made of it."""
-    cores = h_level(3, 6, 1.5, most_cores=1.0)
+    """Train both ways and print the comparison."""
+    cores = h_level(3, 6, 1.5, max_cores=1.0)
     cluster = Cluster(name="demo", workload="cnn", batch=768, cores=steady(cores))
-    told = ", ".join(f"{c:.2f}" for c in cores)
-    say(f"Three workers of {told} cores train a CNN on Fashion-MNIST ({ORIGIN}),")
+    each = ", ".join(f"{c:.2f}" for c in cores)
+    say(f"Three workers with {each} cores train a CNN on Fashion-MNIST ({ORIGIN}),")
     say(f"a global batch of {cluster.batch}, {STEPS} steps.\n")
-    say("measuring what each worker can do, for the limit ...")
+    say("measuring each worker alone, for the limit ...")
     best = limit_of(cluster)
     say("training with equal shares ...")
     before = train(cluster, "uniform", STEPS)
@@ -38,45 +38,45 @@ def main() -> None:
     after = train(cluster, "auto", STEPS)
 
     equal_s, auto_s = settled_s(before), settled_s(after)
-    say(f"equal shares  {shares(before):>14}   {equal_s:.3f} s a step")
-    say(f"auto          {shares(after):>14}   {auto_s:.3f} s a step")
-    reached = "not known here"
+    say(f"equal shares  {shares(before):>14}   {equal_s:.3f} s per step")
+    say(f"auto          {shares(after):>14}   {auto_s:.3f} s per step")
+    reached = "unknown"
     if best is not None:
         best_s = best.compute_s + best.exposed_s
-        say(f"the limit     {' '.join(map(str, best.shares)):>14}   {best_s:.3f} s a step")
+        say(f"the limit     {' '.join(map(str, best.shares)):>14}   {best_s:.3f} s per step")
         reached = f"{best_s / auto_s:.0%}"
     say(f"\nspeed-up: {equal_s / auto_s:.1f} times; share of the limit reached: {reached}")
     apart = float(np.abs(before.losses - after.losses).max())
     if apart > 1e-3:
         raise SystemExit(f"the two runs differ: losses are up to {apart:.2g} apart")
-    say(f"both ran the same samples: the losses of all {STEPS} steps agree to {apart:.1g}\n")
+    say(f"both trained on the same samples: the losses of all {STEPS} steps agree to {apart:.1g}\n")
 
-    say("now under `evenstep run`: a worker is killed in the midst, another joins ...")
-    story = killed_and_joined(["--epochs", "4", "--limit", "12288", "--batch", "256"], kill_at=30)
-    say(f"alone        {story.alone}")
-    say(f"evenstep run {story.elastic}")
-    joined = "the other came too late to join"
-    if story.joined_s is not None:
-        joined = f"{story.joined_s:.2f} s for the join"
-    say(f"idle: {story.lost_s:.2f} s for the loss, {joined}")
-    apart = abs(story.alone_loss - story.elastic_loss)
-    if apart > 0.02 * story.alone_loss:
+    say("now with `evenstep run`: one worker is killed during training, another joins ...")
+    outcome = killed_and_joined(["--epochs", "4", "--limit", "12288", "--batch", "256"], kill_at=30)
+    say(f"alone        {outcome.alone}")
+    say(f"evenstep run {outcome.elastic}")
+    joined = "the replacement came too late to join"
+    if outcome.joined_s is not None:
+        joined = f"{outcome.joined_s:.2f} s for the join"
+    say(f"idle: {outcome.lost_s:.2f} s for the loss, {joined}")
+    apart = abs(outcome.alone_loss - outcome.elastic_loss)
+    if apart > 0.02 * outcome.alone_loss:
         raise SystemExit("the two runs differ")
     say(f"the same run: its loss agrees to {apart:.1g}, in single precision over 192 steps")
 
 
 def limit_of(cluster: Cluster) -> Limit | None:
-    """The best that these workers can do; None where nobody may set quotas."""
+    """The limit of these workers; None without the rights to set quotas."""
     try:
-        with ExitStack() as last:
-            return Curves(cluster, last).measure()
+        with ExitStack() as cleanup:
+            return Curves(cluster, cleanup).measure()
     except NoQuotaError as e:
-        say(f"no limit: {e}")
+        say(f"cannot measure the limit: {e}")
         return None
 
 
 def settled_s(run: Run) -> float:
-    """Seconds a step takes once shares have settled."""
+    """Seconds per step once the shares have settled."""
     return fmean(run.seconds[SETTLED:])
 
 
@@ -86,7 +86,7 @@ def shares(run: Run) -> str:
 
 
 def say(line: str) -> None:
-    """One line, at once."""
+    """Print a line at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""On equal workers: the step, the memory and the overlap of evenstep beside plain DDP.
+"""evenstep against plain DDP on equal workers: step time, memory and overlap.
 
-Both are started side by side and train in turns, a few steps each, so that whatever else the
-machine does meets both. Two workers: one a core.
+Both start side by side and train in turns, a few steps each, so that other load on the machine
+affects both. Two workers, one per core.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
-from bench.turns import Crew
+from bench.turns import Ranks
 
 WORLD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """evenstep over DDP, turn by turn; steps in seconds; the highest memory of any rank."""
+    """Step times of evenstep relative to DDP, by turn, and the peak memory of any rank."""
 
     ratios: list[float]
     ddp_s: float
@@ -27,17 +27,17 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        """Of the steps: the median over pairs of turns."""
+        """Median step-time ratio over pairs of turns."""
         return median(self.ratios)
 
     @property
     def uncertainty(self) -> float:
-        """Half the width of a 95 % interval for the median, from the quartiles."""
+        """Half the width of the median's 95 % interval, from the quartiles."""
         low, _, high = quantiles(self.ratios)
         return 1.57 * (high - low) / math.sqrt(len(self.ratios))
 
 
-def compare(
+def compare_with_ddp(
     workload: str,
     batch: int,
     *,
@@ -47,8 +47,8 @@ def compare(
     warm: int,
     launches: int = 1,
 ) -> Compared:
-    """Train a workload both ways in turns; where processes land differs from launch to launch."""
-    parts = [_compare(workload, batch, policy, turns, steps, warm) for _ in range(launches)]
+    """Train a workload both ways in turns, over several launches."""
+    parts = [_compare_once(workload, batch, policy, turns, steps, warm) for _ in range(launches)]
     return Compared(
         ratios=[ratio for part in parts for ratio in part.ratios],
         ddp_s=fmean(part.ddp_s for part in parts),
@@ -57,16 +57,18 @@ def compare(
     )
 
 
-def _compare(workload: str, batch: int, policy: str, turns: int, steps: int, warm: int) -> Compared:
-    with ExitStack() as last:
-        ddp = _Crew("ddp", workload, batch, last)
-        even = _Crew(policy, workload, batch, last)
-        for crew in (ddp, even):
-            crew.take(warm)
-        took_s: dict[_Crew, list[float]] = {ddp: [], even: []}
+def _compare_once(
+    workload: str, batch: int, policy: str, turns: int, steps: int, warm: int
+) -> Compared:
+    with ExitStack() as cleanup:
+        ddp = _TimedRanks("ddp", workload, batch, cleanup)
+        even = _TimedRanks(policy, workload, batch, cleanup)
+        for ranks in (ddp, even):
+            ranks.train(warm)
+        took_s: dict[_TimedRanks, list[float]] = {ddp: [], even: []}
         for turn in range(turns):
-            for crew in (ddp, even) if turn % 2 else (even, ddp):
-                took_s[crew].append(crew.take(steps))
+            for ranks in (ddp, even) if turn % 2 else (even, ddp):
+                took_s[ranks].append(ranks.train(steps))
         return Compared(
             ratios=[ours / theirs for ours, theirs in zip(took_s[even], took_s[ddp], strict=True)],
             ddp_s=fmean(took_s[ddp]) / steps,
@@ -75,17 +77,17 @@ def _compare(workload: str, batch: int, policy: str, turns: int, steps: int, war
         )
 
 
-class _Crew(Crew):
-    """Two ranks of a way to train."""
+class _TimedRanks(Ranks):
+    """Two ranks that train one way."""
 
-    def __init__(self, way: str, workload: str, batch: int, last: ExitStack) -> None:
+    def __init__(self, way: str, workload: str, batch: int, cleanup: ExitStack) -> None:
         shares = ",".join([str(batch // WORLD)] * WORLD)
         args = ["--workload", workload, "--way", way, "--batch", str(batch), "--shares", shares]
-        super().__init__(args, WORLD, last)
+        super().__init__(args, WORLD, cleanup)
         self.peak_bytes = 0.0
 
-    def take(self, steps: int) -> float:
-        """Train for so many steps; how long the slowest rank took."""
-        told = self.tell(steps)
-        self.peak_bytes = max(rank["peak_bytes"] for rank in told)
-        return float(max(rank["seconds"] for rank in told))
+    def train(self, steps: int) -> float:
+        """Train for some steps. Returns the seconds of the slowest rank."""
+        answers = self.ask(steps)
+        self.peak_bytes = max(rank["peak_bytes"] for rank in answers)
+        return float(max(rank["seconds"] for rank in answers))

@@ -1,8 +1,8 @@
-"""How well and how fast the forecasters are: `python -m bench.forecasters`.
+"""Accuracy and speed of the forecasters: `python -m bench.forecasters`.
 
-Errors are root mean squares over 64 workers and all steps but the first of 300, in per cent of each
-worker's mean speed; the first interference of a worker, which nobody could foresee, counts too.
-Times are one `learn` and one `forecast` for 1,000 workers, on the wall clock.
+Errors are root mean squares over 64 workers and all but the first of 300 steps, in per cent of each
+worker's mean speed; a worker's first interference, which no forecaster can foresee, counts too.
+Times are wall-clock times of one `learn` and one `forecast` for 1,000 workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TIMED_WORKERS, TIMED_STEPS = 1000, 200
 
 
 def scenarios() -> dict[str, Series]:
-    """Series by what happens in them; all but two with 3 % noise."""
+    """Speed series by name; all but two with 3 % noise."""
     sizes: dict[str, Any] = {"steps": STEPS, "workers": WORKERS, "seed": SEED}
     steady, still = constant(**sizes, noise=0.03)
     late, outlook = interference(**sizes)
@@ -52,7 +52,7 @@ def error_percent(forecaster: Forecaster, series: Series) -> float:
 
 
 def milliseconds(forecaster: Forecaster) -> FloatArray:
-    """Of each of many steps, after the first."""
+    """Milliseconds of each step after the first."""
     forecaster.seat([f"w{i}" for i in range(TIMED_WORKERS)])
     series = interference(steps=TIMED_STEPS, workers=TIMED_WORKERS, seed=SEED)
     taken = []

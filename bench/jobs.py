@@ -1,4 +1,4 @@
-"""A training job whose roster can be changed, run in each way that is compared."""
+"""Training jobs whose roster can change, one class per system that is compared."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from evenstep.messages import Ask
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-PATH = os.pathsep.join([str(ROOT), str(ROOT / "src")])  # of what is here, installed or not
-OWN = {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
+PATH = os.pathsep.join([str(ROOT), str(ROOT / "src")])  # this tree, installed or not
+ENVIRONMENT = {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
 BOUND_S = 90.0
 
 
 class StuckError(Exception):
-    """The job did not come to train as it should within the bound."""
+    """The job did not train as expected within BOUND_S."""
 
 
 class Commit(NamedTuple):
@@ -40,7 +40,7 @@ class Commit(NamedTuple):
 
 
 class Job(ABC):
-    """Processes that train one model. All are ended when the context is left."""
+    """Processes that train one model. All end with the context."""
 
     script: str
     python = sys.executable
@@ -66,22 +66,22 @@ class Job(ABC):
 
     @abstractmethod
     def join(self) -> None:
-        """Order one more worker."""
+        """Add one worker."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Order that one worker leaves."""
+        """Let one worker leave."""
 
     @abstractmethod
     def lose(self, rank: int) -> None:
         """Kill one worker with SIGKILL."""
 
     def after_loss(self, before: Sequence[Commit], commit: Commit) -> bool:
-        """Whether a commit is one of the job that has got over a loss."""
+        """Whether a commit was made after the job had recovered from a loss."""
         return commit.world == self.world
 
     def commits(self) -> list[Commit]:
-        """All so far, by time."""
+        """All commits so far, by time."""
         for path in self.folder.glob("*.steps"):
             offset, commits = self._read.setdefault(path, (0, []))
             with path.open() as file:
@@ -94,12 +94,12 @@ class Job(ABC):
         return sorted(commit for _, commits in self._read.values() for commit in commits)
 
     def computed_s(self, since_s: float) -> float:
-        """When the last who computed a step that is void, since then, was through with it."""
+        """When the last worker finished computing a void step, at least `since_s`."""
         voids = [path.read_text().split() for path in self.folder.glob("*.voids")]
-        return max([since_s, *(float(at_s) for told in voids for at_s in told)])
+        return max([since_s, *(float(at_s) for times in voids for at_s in times)])
 
     def _spawn(self, command: Sequence[str | Path], **more: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, **OWN, **more}
+        environment = {**os.environ, **ENVIRONMENT, **more}
         process = subprocess.Popen(
             [str(part) for part in command],
             cwd=ROOT,
@@ -117,14 +117,14 @@ class Job(ABC):
 
 
 class Evenstep(Job):
-    """`evenstep run`, `scale` and `drain`; the workers are its own."""
+    """`evenstep run`, `scale` and `drain`, with local workers."""
 
     script = "with_evenstep.py"
-    options: Sequence[str] = ("--checkpoint-every", "3600")  # no change of the roster needs any
-    most = 0
+    options: Sequence[str] = ("--checkpoint-every", "3600")  # a roster change needs none
+    max_workers = 0
 
     def start(self) -> None:
-        workers = f"{self.world}:{self.most or self.world + 1}"
+        workers = f"{self.world}:{self.max_workers or self.world + 1}"
         options = ["--workers", workers, "--min", "1", "--restarts", "0", *self.options]
         where = ["--run", str(self.folder / "run")]
         self._stack.callback(self._end_workers)
@@ -134,13 +134,13 @@ class Evenstep(Job):
         self.scale(self.world + 1)
 
     def scale(self, num_workers: int) -> None:
-        """Order so many workers."""
+        """Change the number of workers."""
         self._ask("scale", num_workers=num_workers)
         self.world = num_workers
 
     @property
     def journal(self) -> Path:
-        """Of the run."""
+        """The run's journal."""
         return self.folder / "run" / "journal.jsonl"
 
     def leave(self) -> None:
@@ -152,21 +152,21 @@ class Evenstep(Job):
         os.kill(self._roster()[rank]["pid"], signal.SIGKILL)
 
     def _end_workers(self) -> None:
-        """They outlive a coordinator that had to be killed, but not a bench."""
+        """Workers outlive a killed coordinator; kill them."""
         for worker in RunFolder.open(self.folder / "run").outlived().values():
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
 
     def _roster(self) -> list[dict[str, Any]]:
-        there = [w for w in self._ask("status")["workers"] if w["rank"] is not None]
-        return sorted(there, key=lambda w: int(w["rank"]))
+        ranked = [w for w in self._ask("status")["workers"] if w["rank"] is not None]
+        return sorted(ranked, key=lambda w: int(w["rank"]))
 
     def _ask(self, what: str, **more: Any) -> dict[str, Any]:
         return ask_run(self.folder / "run", what, **more)
 
 
 class Restart(Job):
-    """Checkpoint, stop all, start all: by hand, at once, by somebody who is told of a death."""
+    """Checkpoint, stop all, restart all, by an operator who reacts at once."""
 
     script = "with_ddp.py"
 
@@ -190,15 +190,15 @@ class Restart(Job):
         self.scale(self.world - 1)
 
     def scale(self, num_workers: int) -> None:
-        """Go on with so many workers."""
-        self._again(signal.SIGTERM, num_workers)
+        """Restart with this many workers."""
+        self._restart(signal.SIGTERM, num_workers)
 
     def lose(self, rank: int) -> None:
         self._workers[rank].kill()
         self._workers[rank].wait()
-        self._again(signal.SIGKILL, self.world - 1)
+        self._restart(signal.SIGKILL, self.world - 1)
 
-    def _again(self, how: signal.Signals, num_workers: int) -> None:
+    def _restart(self, how: signal.Signals, num_workers: int) -> None:
         for worker in self._workers:
             if worker.poll() is None:
                 worker.send_signal(how)
@@ -209,7 +209,7 @@ class Restart(Job):
 
 
 class Torchrun(Job):
-    """torchrun's elastic restart: one agent whose workers restart, or an agent for every worker."""
+    """torchrun's elastic restart: one agent for all workers, or one agent per worker."""
 
     script = "with_ddp.py"
     agents = False
@@ -219,14 +219,14 @@ class Torchrun(Job):
             self._agents = [self._agent("--standalone", "--nproc-per-node", str(self.world))]
             return
         self._endpoint = f"127.0.0.1:{free_port()}"
-        self._most = self.world + 1
-        self._agents = [self._one()]
-        await_port(self._endpoint)  # the first hosts the rendezvous, and must not leave
-        self._agents += [self._one() for _ in range(self.world - 1)]
+        self._max_workers = self.world + 1
+        self._agents = [self._single_agent()]
+        await_port(self._endpoint)  # the first agent hosts the rendezvous and must stay
+        self._agents += [self._single_agent() for _ in range(self.world - 1)]
 
     def join(self) -> None:
         self.world += 1
-        self._agents.append(self._one())
+        self._agents.append(self._single_agent())
 
     def leave(self) -> None:
         self.world -= 1
@@ -239,10 +239,12 @@ class Torchrun(Job):
     def after_loss(self, before: Sequence[Commit], commit: Commit) -> bool:
         return commit.pid not in {c.pid for c in before}
 
-    def _one(self) -> subprocess.Popen[bytes]:
+    def _single_agent(self) -> subprocess.Popen[bytes]:
         where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", self._endpoint, "--rdzv-id", "bench"]
         conf = ["--rdzv-conf", "last_call_timeout=2"]
-        return self._agent("--nnodes", f"1:{self._most}", "--nproc-per-node", "1", *where, *conf)
+        return self._agent(
+            "--nnodes", f"1:{self._max_workers}", "--nproc-per-node", "1", *where, *conf
+        )
 
     def _agent(self, *options: str) -> subprocess.Popen[bytes]:
         command = [str(BIN / "torchrun"), "--max-restarts", "100", *options]
@@ -251,29 +253,29 @@ class Torchrun(Job):
 
 
 class TorchrunAgents(Torchrun):
-    """One agent for every worker, so that workers can join and leave."""
+    """One agent per worker, so that workers can join and leave."""
 
     agents = True
 
 
 class Torchft(Job):
-    """torchft: a lighthouse, and a replica for every worker."""
+    """torchft: a lighthouse, and one replica per worker."""
 
     script = "with_torchft.py"
     heartbeat_ms = 5000
 
     def start(self) -> None:
-        self._port, self._named = free_port(), 0
+        self._port, self._num_started = free_port(), 0
         lighthouse = Path(self.python).parent / "torchft_lighthouse"
         bind = ["--bind", f"[::]:{self._port}", "--min_replicas", "1"]
         beat = ["--heartbeat_timeout_ms", str(self.heartbeat_ms), "--join_timeout_ms", "10000"]
         self._spawn([lighthouse, *bind, *beat, "--quorum_tick_ms", "50"])
         self._first = self.world
-        self._workers = [self._one() for _ in range(self.world)]
+        self._workers = [self._start_replica() for _ in range(self.world)]
 
     def join(self) -> None:
         self.world += 1
-        self._workers.append(self._one())
+        self._workers.append(self._start_replica())
 
     def leave(self) -> None:
         self.world -= 1
@@ -283,12 +285,12 @@ class Torchft(Job):
         self.world -= 1
         self._workers.pop(rank).kill()
 
-    def _one(self) -> subprocess.Popen[bytes]:
-        self._named += 1
+    def _start_replica(self) -> subprocess.Popen[bytes]:
+        self._num_started += 1
         return self._spawn(
             [self.python, self._script, *self._args],
             TORCHFT_LIGHTHOUSE=f"http://127.0.0.1:{self._port}",
-            REPLICA=str(self._named),
+            REPLICA=str(self._num_started),
             REPLICAS=str(self._first),
             RANK="0",
             WORLD_SIZE="1",
@@ -298,19 +300,19 @@ class Torchft(Job):
 
 
 class TorchftTuned(Torchft):
-    """With the heartbeat's limit at one second."""
+    """With a heartbeat timeout of one second."""
 
     heartbeat_ms = 1000
 
 
 def torchft_python(folder: Path, version: str) -> str:
-    """The interpreter of a venv with torchft, made if it is not there; torch is this one's."""
+    """The interpreter of a venv with torchft and this environment's torch; made if missing."""
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         (site,) = folder.glob("lib/python*/site-packages")
-        here = next(path for path in sys.path if re.search(r"site-packages$", path))
-        (site / "torch_of_the_bench.pth").write_text(here)
+        own_site = next(path for path in sys.path if re.search(r"site-packages$", path))
+        (site / "torch_of_the_bench.pth").write_text(own_site)
         package = f"torchft-nightly=={version}"
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", package], check=True)
         (folder / "ready").touch()
@@ -318,7 +320,7 @@ def torchft_python(folder: Path, version: str) -> str:
 
 
 def ask_run(folder: Path, what: str, **more: Any) -> dict[str, Any]:
-    """What the coordinator of the run in a folder answers."""
+    """The answer of the coordinator of the run in a folder."""
     host, _, port = (folder / "address").read_text().strip().rpartition(":")
     token = (folder / "token").read_text().strip()
     return ask(host, int(port), token, Ask(proof="", what=what, **more))
@@ -332,19 +334,19 @@ def free_port() -> int:
 
 
 def await_port(endpoint: str) -> None:
-    """Until somebody listens there."""
+    """Wait until a server listens on an endpoint."""
     host, _, port = endpoint.rpartition(":")
-    until_s = time.monotonic() + BOUND_S
-    while time.monotonic() < until_s:
+    deadline_s = time.monotonic() + BOUND_S
+    while time.monotonic() < deadline_s:
         with socket.socket() as probe:
             if probe.connect_ex((host, int(port))) == 0:
                 return
         time.sleep(0.05)
-    raise StuckError(f"nobody listens at {endpoint}")
+    raise StuckError(f"no server at {endpoint}")
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End a process that was started here with all that it started."""
+    """End a process and its descendants."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""A worker is killed in the midst of training and another joins: the demo's second part."""
+"""The second part of the demo: a worker is killed during training and another joins."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ BOUND_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
-    """What happened: idle seconds of each change, and the last lines of both runs."""
+class Outcome:
+    """Idle seconds of each change, and the last lines of both runs."""
 
     lost_s: float
-    joined_s: float | None  # None: the other came too late
+    joined_s: float | None  # None: the replacement came too late
     alone: str
     elastic: str
 
     @property
     def alone_loss(self) -> float:
-        """Of the run alone."""
+        """Loss of the run alone."""
         return float(self.alone.split()[3])
 
     @property
     def elastic_loss(self) -> float:
-        """Of the run that lost a worker."""
+        """Loss of the run that lost a worker."""
         return float(self.elastic.split()[3])
 
 
-def killed_and_joined(args: list[str], kill_at: int) -> Story:
-    """Train alone, then on three workers of which one is killed at a step and replaced."""
+def killed_and_joined(args: list[str], kill_at: int) -> Outcome:
+    """Train alone, then on three workers, one of which is killed at a step and replaced."""
     alone = subprocess.run(
         [sys.executable, str(SCRIPT), *args],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -63,19 +63,21 @@ def killed_and_joined(args: list[str], kill_at: int) -> Story:
         )
         try:
             os.kill(_pid_at(folder, kill_at), signal.SIGKILL)
-            said, _ = run.communicate(timeout=BOUND_S)
+            output, _ = run.communicate(timeout=BOUND_S)
         finally:
             if run.poll() is None:
                 run.send_signal(signal.SIGINT)
                 run.wait(BOUND_S)
         lost_s, joined_s = _idle_s(folder / "journal.jsonl")
-    return Story(lost_s=lost_s, joined_s=joined_s, alone=_last(alone), elastic=_last(said))
+    return Outcome(
+        lost_s=lost_s, joined_s=joined_s, alone=_last_epoch(alone), elastic=_last_epoch(output)
+    )
 
 
 def _pid_at(folder: Path, step: int) -> int:
-    """The process of rank 1, once a step was taken."""
-    until_s = time.monotonic() + BOUND_S
-    while time.monotonic() < until_s:
+    """The pid of rank 1, once the run has reached a step."""
+    deadline_s = time.monotonic() + BOUND_S
+    while time.monotonic() < deadline_s:
         try:
             status = ask_run(folder, "status")
         except (NoAnswerError, OSError):
@@ -83,11 +85,11 @@ def _pid_at(folder: Path, step: int) -> int:
         if status["step"] >= step:
             return next(int(w["pid"]) for w in status["workers"] if w["rank"] == 1)
         time.sleep(0.05)
-    raise SystemExit("the run did not come to train; try `evenstep run` by hand")
+    raise SystemExit("the run did not train in time; try `evenstep run` by hand")
 
 
 def _idle_s(journal: Path) -> tuple[float, float | None]:
-    """From each change to the end of the first step after it, less that step itself."""
+    """Time from each change to the start of the first step after it."""
     idle: dict[type, float] = {}
     waiting: tuple[type, float] | None = None
     for record in read(journal)[1]:
@@ -100,6 +102,6 @@ def _idle_s(journal: Path) -> tuple[float, float | None]:
     return idle.get(Lost, 0.0), idle.get(Joined)
 
 
-def _last(said: str) -> str:
-    """The last epoch's line, without the worker's name before it."""
-    return str(re.findall(r"epoch \d+ .*", said)[-1]).strip()
+def _last_epoch(output: str) -> str:
+    """The line of the last epoch, without the worker's name."""
+    return str(re.findall(r"epoch \d+ .*", output)[-1]).strip()

@@ -1,10 +1,10 @@
-"""Published results beside ours: the tables in docs/papers.md.
+"""Published results next to ours: the tables in docs/papers.md.
 
 python -m bench.papers
 
-What is simulated and what is assumed is in scenarios/papers. What the papers report is there too,
-or below where it does not belong to one policy. All of it runs on the virtual clock: two runs write
-the same page.
+scenarios/papers has the set-ups, our assumptions and the figures of the papers; figures that do not
+belong to one policy are below. Everything runs on the virtual clock, so the tables are
+reproducible.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from evenstep.config import Choice, ScalingSettings, StragglerSettings
 from evenstep.journal import read
 from evenstep.predict import FORECASTERS
 from evenstep.simulate.result import Result
-from evenstep.simulate.run import compare, run
-from evenstep.simulate.scenario import Scenario, load
+from evenstep.simulate.run import compare_policies, run
+from evenstep.simulate.scenario import Scenario, load_scenario
 from evenstep.types import Regroup
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios" / "papers"
@@ -32,12 +32,12 @@ SCENARIOS = Path(__file__).parent.parent / "scenarios" / "papers"
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """Autoscaling as read off the authors' plots, by the size that a job was started with."""
+    """Autoscaling results read off the authors' plots, by the initial size of a job."""
 
     static_s: Mapping[int, float]
     scaled_s: Mapping[int, float]
     found_s: Mapping[int, float]
-    worker_time: Mapping[int, float]  # change of it
+    worker_time: Mapping[int, float]  # relative change
     restart_s: float  # idle time of a checkpoint and restart, from the slides
 
 
@@ -69,28 +69,28 @@ NO_STRAGGLERS_PER_S = 2886
 
 
 def scenario(name: str, *sets: str) -> Scenario:
-    """One of the papers'."""
-    return load(SCENARIOS / f"{name}.yaml", sets)
+    """A scenario of scenarios/papers."""
+    return load_scenario(SCENARIOS / f"{name}.yaml", sets)
 
 
 def minutes(name: str, scale: float | None = None) -> tuple[dict[str, str], dict[str, str], float]:
-    """The paper's minutes by policy, ours, and the scale (minutes for a simulated second).
+    """The paper's minutes by policy, ours, and the scale (minutes per simulated second).
 
-    Without a given scale, ours is the one at which both agree for equal shares.
+    The default scale makes both agree for equal shares.
     """
-    story = scenario(name)
-    assert story.paper is not None
-    seconds = {result.policy: result.time_s for result in compare(story)}
+    setup = scenario(name)
+    assert setup.paper is not None
+    seconds = {result.policy: result.time_s for result in compare_policies(setup)}
     all_work = scenario(name, "settings.batch.min_share=1")
     seconds["all work"] = run(all_work, Choice("auto")).time_s
-    scale = scale or story.paper.figures["uniform"] / seconds["uniform"]
+    scale = scale or setup.paper.figures["uniform"] / seconds["uniform"]
     ours = {policy: f"{scale * s:.0f}" for policy, s in seconds.items()}
-    theirs = {policy: f"{figure:g}" for policy, figure in story.paper.figures.items()}
+    theirs = {policy: f"{figure:g}" for policy, figure in setup.paper.figures.items()}
     return theirs, ours, scale
 
 
 def cores() -> str:
-    """Fig. 6 of dynamic batching; ours agree at equal cores and equal shares."""
+    """Fig. 6 of dynamic batching; scaled to agree at equal cores and equal shares."""
     rows = []
     for workload in ("resnet50", "mnist", "regression"):
         scale = None
@@ -104,7 +104,7 @@ def cores() -> str:
 
 
 def cards() -> str:
-    """Fig. 7 of dynamic batching; ours agree at equal shares."""
+    """Fig. 7 of dynamic batching; scaled to agree at equal shares."""
     rows = []
     for name in ("gpu-cpu-resnet50", "gpu-cpu-mnist", "t4-p4-1024", "t4-p4-2048"):
         theirs, ours, _ = minutes(name)
@@ -116,11 +116,11 @@ def cards() -> str:
 
 
 def savings(seconds: Mapping[str, float]) -> str:
-    """How much of the time with equal shares is saved, which comes first."""
+    """Time saved compared with equal shares, which come first."""
     equal_s = next(iter(seconds.values()))
     rows = [
-        (who, f"{s:.1f}", f"{1 - s / equal_s:.1%}", f"{equal_s / s - 1:.0%}")
-        for who, s in seconds.items()
+        (name, f"{s:.1f}", f"{1 - s / equal_s:.1%}", f"{equal_s / s - 1:.0%}")
+        for name, s in seconds.items()
     ]
     return markdown(("policy", "seconds", "time saved", "faster by"), rows)
 
@@ -128,17 +128,17 @@ def savings(seconds: Mapping[str, float]) -> str:
 def interference() -> str:
     """LB-BSP on CPUs: each forecaster under `predictive`, and `auto`."""
     name = "lbbsp-cpu"
-    equal, auto, limit = compare(scenario(name), [Choice("uniform"), Choice("auto")])
+    equal, auto, limit = compare_policies(scenario(name), [Choice("uniform"), Choice("auto")])
     seconds = {"`uniform`": equal.time_s}
     for forecaster in FORECASTERS:
-        story = scenario(name, f"settings.forecaster={forecaster}")
-        seconds[f"`predictive`, {forecaster}"] = run(story, Choice("predictive")).time_s
+        setup = scenario(name, f"settings.forecaster={forecaster}")
+        seconds[f"`predictive`, {forecaster}"] = run(setup, Choice("predictive")).time_s
     return savings(seconds | {"`auto`, narx": auto.time_s, "limit": limit.time_s})
 
 
 def kinds() -> str:
     """LB-BSP on GPUs."""
-    results = compare(scenario("lbbsp-gpu"))
+    results = compare_policies(scenario("lbbsp-gpu"))
     return savings(
         {f"`{r.policy}`": r.time_s for r in results[:-1]} | {"limit": results[-1].time_s}
     )
@@ -146,19 +146,19 @@ def kinds() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A whole job, its size searched for or not."""
+    """A whole job, with or without a search for its size."""
 
     num_workers: int  # for most of the time
     found_s: float  # when the last change of size began
     total_s: float
-    worker_s: float  # all workers' time together, starting up included
+    worker_s: float  # of all workers, start-up included
 
 
-def job(story: Scenario, *, steps: int = 0) -> Job:
-    """All of a job; or so many steps, in which a search must end, the rest at the last pace."""
+def job(setup: Scenario, *, steps: int = 0) -> Job:
+    """Run a whole job; or only `steps`, in which the search must end, and extrapolate the rest."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "journal"
-        result = run(replace(story, samples=0, steps=steps) if steps else story, journal=path)
+        result = run(replace(setup, samples=0, steps=steps) if steps else setup, journal=path)
         sizes = [
             (record.at_s, len(action.roster))
             for record in read(path)[1]
@@ -166,14 +166,14 @@ def job(story: Scenario, *, steps: int = 0) -> Job:
             if isinstance(action, Regroup)
         ]
     found_s, last = sizes[-1]
-    batch = story.settings.batch
+    batch = setup.settings.batch
     per_step = batch.size or min(batch.per_worker * last, batch.limit)
-    assert result.samples < story.samples + per_step, "the job ends before these steps do"
-    rest_s = max(0, story.samples - result.samples) / per_step * float(result.step_s[-1])
+    assert result.samples < setup.samples + per_step, "the job ends before these steps do"
+    rest_s = max(0, setup.samples - result.samples) / per_step * float(result.step_s[-1])
     total_s = result.time_s + rest_s
     stays: Counter[int] = Counter()
-    for (begun_s, size), (ended_s, _) in pairwise([*sizes, (total_s, 0)]):
-        stays[size] += round(ended_s - begun_s)
+    for (started_s, size), (ended_s, _) in pairwise([*sizes, (total_s, 0)]):
+        stays[size] += round(ended_s - started_s)
     return Job(
         num_workers=stays.most_common(1)[0][0],
         found_s=found_s,
@@ -183,19 +183,19 @@ def job(story: Scenario, *, steps: int = 0) -> Job:
 
 
 def search(name: str, paper: Published) -> str:
-    """Jobs of a fixed size against searched ones; then how long the search took."""
-    story, most = scenario(name), max(paper.static_s)
-    there, spare = story.workers[0], story.pool[0]
+    """Jobs of a fixed size against jobs with a search; then how long the search took."""
+    setup, most = scenario(name), max(paper.static_s)
+    initial, spare = setup.workers[0], setup.pool[0]
     totals, searches, changes = [], [], []
     for size in paper.static_s:
         more = min(spare.count, most - size)
         pool = (replace(spare, count=more),) if more else ()
-        story = replace(story, workers=(replace(there, count=size),), pool=pool)
-        fixed = replace(story, settings=replace(story.settings, scaling=ScalingSettings()))
-        kept, scaled = job(fixed, steps=20), job(story, steps=700)
-        # With a checkpoint and restart all stop at once, and starting up is part of it.
+        setup = replace(setup, workers=(replace(initial, count=size),), pool=pool)
+        fixed = replace(setup, settings=replace(setup.settings, scaling=ScalingSettings()))
+        kept, scaled = job(fixed, steps=20), job(setup, steps=700)
+        # With checkpoint and restart all workers stop; start-up is part of the idle time.
         stopped = tuple(replace(group, startup_s=0.0) for group in pool)
-        restarted = replace(story, pool=stopped, regroup_s=paper.restart_s)
+        restarted = replace(setup, pool=stopped, regroup_s=paper.restart_s)
         slow = job(restarted, steps=700)
         change = (
             paper.scaled_s[size] / paper.static_s[size] - 1,
@@ -219,19 +219,19 @@ def search(name: str, paper: Published) -> str:
 
 
 def utility() -> str:
-    """Utility against cost: minutes and the size settled at, by price."""
-    story, rows = scenario("autoscale-utility"), []
+    """Utility against cost: minutes and final size, by price."""
+    setup, rows = scenario("autoscale-utility"), []
     for (shape, ends), paper in UTILITIES.items():
-        scaling = replace(story.settings.scaling, heuristic=Choice("utility", {shape: ends}))
+        scaling = replace(setup.settings.scaling, heuristic=Choice("utility", {shape: ends}))
         row = [f'{shape} "{ends}"']
         for price, theirs in zip(PRICES, paper, strict=True):
             priced = replace(
-                story,
-                settings=replace(story.settings, scaling=scaling),
-                workers=(replace(story.workers[0], price=price),),
-                pool=(replace(story.pool[0], price=price),),
+                setup,
+                settings=replace(setup.settings, scaling=scaling),
+                workers=(replace(setup.workers[0], price=price),),
+                pool=(replace(setup.pool[0], price=price),),
             )
-            # A step utility may change its mind near the end: no short cut there.
+            # A step utility may change the size near the end, so that cannot be extrapolated.
             done = job(priced, steps=0 if shape == "step" else 2500)
             row.append(f"{theirs} / {done.total_s / 60:.0f} ({done.num_workers})")
         rows.append(row)
@@ -239,25 +239,25 @@ def utility() -> str:
 
 
 def steady_per_s(result: Result) -> str:
-    """Samples a second over the last hundred steps."""
+    """Samples per second over the last hundred steps."""
     return f"{100 * result.samples / result.num_steps / float(result.step_s[-100:].sum()):.0f}"
 
 
 def stragglers() -> str:
-    """Every fourth of 40 workers slow: left there or replaced, with equal shares or balanced."""
-    story, rows = scenario("stragglers"), []
-    usual, slow = story.workers
+    """Every fourth of 40 workers is slow: kept or replaced, with equal shares or balanced."""
+    setup, rows = scenario("stragglers"), []
+    usual, slow = setup.workers
     for speed, paper in STRAGGLERS_PER_S.items():
         slowed = replace(slow, per_sample_s=usual.per_sample_s / speed)
         row = [f"{speed:g}"]
         for replacing, theirs in zip((False, True), paper, strict=True):
             straggler = StragglerSettings(replace=replacing)
-            settings = replace(story.settings, straggler=straggler)
-            told = replace(story, settings=settings, workers=(usual, slowed))
-            ours = [run(told, Choice(policy)) for policy in ("uniform", "auto")]
+            settings = replace(setup.settings, straggler=straggler)
+            changed = replace(setup, settings=settings, workers=(usual, slowed))
+            ours = [run(changed, Choice(policy)) for policy in ("uniform", "auto")]
             row += [f"{theirs}", *(steady_per_s(result) for result in ours)]
         rows.append(row)
-    alike = replace(story, workers=(replace(usual, count=40),), pool=(), steps=100)
+    alike = replace(setup, workers=(replace(usual, count=40),), pool=(), steps=100)
     ours_alike = steady_per_s(run(alike, Choice("uniform")))
     rows.append(["1", f"{NO_STRAGGLERS_PER_S}", ours_alike, "", "", "", ""])
     header = ("speed of every fourth", "left there: paper", "`uniform`", "`auto`")
@@ -277,7 +277,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Make the tables anew."""
+    """Regenerate the tables."""
     for name, make in TABLES.items():
         table = make()
         write("papers.md", name, table)

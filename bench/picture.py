@@ -11,7 +11,7 @@ from bench.tables import DOCS
 from evenstep.config import Choice
 from evenstep.journal import read
 from evenstep.simulate.run import run
-from evenstep.simulate.scenario import load
+from evenstep.simulate.scenario import load_scenario
 from evenstep.types import StepDone, StepReport
 
 SCENARIO = Path(__file__).parent.parent / "scenarios" / "four-uneven.yaml"
@@ -20,9 +20,9 @@ COLORS = {"work": "#2f6f4f", "wait": "#d9d4c7", "text": "#3b3a36", "line": "#b23
 
 
 def last_step(policy: str, path: Path) -> tuple[float, list[StepReport]]:
-    """Seconds and reports of a policy's last step."""
+    """Step time and reports of a policy's last step."""
     path.unlink(missing_ok=True)
-    run(load(SCENARIO, ["steps=30"]), Choice(policy), journal=path)
+    run(load_scenario(SCENARIO, ["steps=30"]), Choice(policy), journal=path)
     _, records = read(path)
     steps = [r.event for r in records if isinstance(r.event, StepDone)]
     path.unlink()
@@ -30,11 +30,13 @@ def last_step(policy: str, path: Path) -> tuple[float, list[StepReport]]:
 
 
 def panel(title: str, seconds: float, reports: list[StepReport], y: int, scale: float) -> list[str]:
-    """One step as a row of bars: work, then waiting for the slowest."""
+    """One step as bars: compute, then waiting for the slowest worker."""
     font = f'font-family="sans-serif" fill="{COLORS["text"]}"'
     compute_s = max(r.compute_s for r in reports)
-    said = f"{title}: {1000 * seconds:.0f} ms a step"
-    parts = [f'<text x="{LEFT}" y="{y - 12}" font-size="15" font-weight="600" {font}>{said}</text>']
+    heading = f"{title}: {1000 * seconds:.0f} ms a step"
+    parts = [
+        f'<text x="{LEFT}" y="{y - 12}" font-size="15" font-weight="600" {font}>{heading}</text>'
+    ]
     for i, r in enumerate(reports):
         top, work, wait = y + i * ROW, r.compute_s * scale, (compute_s - r.compute_s) * scale
         bar = f'y="{top}" height="{ROW - 8}"'
@@ -55,7 +57,7 @@ def panel(title: str, seconds: float, reports: list[StepReport], y: int, scale: 
 
 
 def main() -> None:
-    """Run both and draw them on one scale."""
+    """Run both policies and draw them to the same scale."""
     journal = DOCS / "picture.jsonl"
     equal_s, equal = last_step("uniform", journal)
     auto_s, auto = last_step("auto", journal)

@@ -1,7 +1,7 @@
 """Three workers under CPU quotas: every way to train, and the limit, in turns of a few steps.
 
-The workers' curves are measured in every round, all three at once: what one can do while the
-others compute too, waiting for nobody.
+The workers' curves are measured in every round, all three at once: each while the others compute
+too, but without waiting for them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,19 @@ from contextlib import ExitStack
 from statistics import fmean, median
 from typing import Any
 
-from bench.clusters import WARM, Cluster, Limit, best_split, equal, reduction_s, static
-from bench.turns import Crew
+from bench.clusters import (
+    WARM,
+    Cluster,
+    Limit,
+    best_split,
+    equal_shares,
+    reduction_s,
+    static_shares,
+)
+from bench.turns import Ranks
 
-PARTS = (0.25, 0.5, 0.75, 1.0, 1.25)  # of a fair share: where curves are measured
-STEPS = 4  # of a turn
+FRACTIONS = (0.25, 0.5, 0.75, 1.0, 1.25)  # of a fair share, at which curves are measured
+STEPS = 4  # per turn
 ROUNDS = 8
 SAMPLES = 24576
 
@@ -29,64 +37,68 @@ HEADER += ["auto's shares", "best shares"]
 class Curves:
     """Workers that train alone, under the quotas of the cluster."""
 
-    def __init__(self, cluster: Cluster, last: ExitStack) -> None:
+    def __init__(self, cluster: Cluster, cleanup: ExitStack) -> None:
         self._cluster, self._exposed_s = cluster, reduction_s(cluster)
-        self._crew = _crew(cluster, "alone", last)
-        self._crew.tell("16 1")
-        self._crew.limit(cluster.cores.at(0.0))
+        self._ranks = _ranks(cluster, "alone", cleanup)
+        self._ranks.ask("16 1")
+        self._ranks.limit(cluster.cores.at(0.0))
         self.measure()
 
     def measure(self) -> Limit:
-        """The limit as it is now."""
+        """Measure the current limit."""
         cores = self._cluster.cores.at(0.0)
         fair = [self._cluster.batch * own / sum(cores) for own in cores]
         points: list[dict[int, float]] = [{} for _ in cores]
-        for part in PARTS:
-            sizes = [max(1, round(part * share)) for share in fair]
-            told = self._crew.tell(*(f"{size} {STEPS}" for size in sizes))
-            for known, size, steps_s in zip(points, sizes, told, strict=True):
-                known[size] = fmean(steps_s)
+        for fraction in FRACTIONS:
+            sizes = [max(1, round(fraction * share)) for share in fair]
+            answers = self._ranks.ask(*(f"{size} {STEPS}" for size in sizes))
+            for curve, size, steps_s in zip(points, sizes, answers, strict=True):
+                curve[size] = fmean(steps_s)
         return best_split(self._cluster, points, self._exposed_s)
 
     def slowest(self, shares: Sequence[int]) -> float:
-        """Samples a second if every step took as long as it takes the slowest in that very step.
+        """Samples per second if every step took as long as its slowest worker.
 
-        The limit is made of each worker's mean; a step that all wait for is longer, by scatter.
+        The limit uses each worker's mean; noise makes the slowest worker of a step slower.
         """
-        told = self._crew.tell(*(f"{max(1, share)} {STEPS}" for share in shares))
-        step_s = fmean(map(max, zip(*told, strict=True))) + self._exposed_s
+        answers = self._ranks.ask(*(f"{max(1, share)} {STEPS}" for share in shares))
+        step_s = fmean(map(max, zip(*answers, strict=True))) + self._exposed_s
         return self._cluster.batch / step_s
 
 
 class Way:
-    """One way to train, ready to take turns."""
+    """One way to train, ready for its turns."""
 
     def __init__(
-        self, cluster: Cluster, way: str, last: ExitStack, shares: Sequence[int] = ()
+        self, cluster: Cluster, way: str, cleanup: ExitStack, shares: Sequence[int] = ()
     ) -> None:
         given = ["--batch", str(cluster.batch), "--shares", ",".join(map(str, shares))]
         self._batch = cluster.batch
-        self._crew = _crew(cluster, way, last, *given)
-        self._crew.tell(1)  # groups and buffers are made in the first step
-        self._crew.limit(cluster.cores.at(0.0))
-        self._crew.tell(1 if shares else WARM)
+        self._ranks = _ranks(cluster, way, cleanup, *given)
+        self._ranks.ask(1)  # the first step creates groups and buffers
+        self._ranks.limit(cluster.cores.at(0.0))
+        self._ranks.ask(1 if shares else WARM)
         self.shares: list[int] = []
 
     def rate(self) -> float:
-        """Samples a second, over one turn."""
-        told: list[Any] = self._crew.tell(STEPS)
-        self.shares = [rank["share"] for rank in told]
-        return STEPS * self._batch / float(max(rank["seconds"] for rank in told))
+        """Samples per second over one turn."""
+        answers: list[Any] = self._ranks.ask(STEPS)
+        self.shares = [rank["share"] for rank in answers]
+        return STEPS * self._batch / float(max(rank["seconds"] for rank in answers))
 
 
 def measured(cluster: Cluster) -> list[str]:
-    """A line of the table: each way as a part of the limit of its round, the median over rounds."""
-    with ExitStack() as last:
-        curves = Curves(cluster, last)
+    """A table row: each way relative to the limit of its round, median over rounds."""
+    with ExitStack() as cleanup:
+        curves = Curves(cluster, cleanup)
         oracle = curves.measure().shares
-        given = {"DDP equal": equal(cluster), "DDP static": static(cluster), "DDP oracle": oracle}
-        ways = {name: Way(cluster, "ddp", last, shares) for name, shares in given.items()}
-        ways |= {name: Way(cluster, name, last) for name in ("proportional", "auto")}
+        given = {
+            "DDP equal": equal_shares(cluster),
+            "DDP static": static_shares(cluster),
+            "DDP oracle": oracle,
+        }
+        ways = {name: Way(cluster, "ddp", cleanup, shares) for name, shares in given.items()}
+        ways |= {name: Way(cluster, name, cleanup) for name in ("proportional", "auto")}
         limits = [curves.measure()]
         parts: dict[str, list[float]] = {name: [] for name in (SLOWEST, *NAMES)}
         for turn in range(ROUNDS):
@@ -96,8 +108,8 @@ def measured(cluster: Cluster) -> list[str]:
             top = fmean(limit.rate for limit in limits[-2:])
             for name, rate in rates.items():
                 parts[name].append(rate / top)
-            told = ", ".join(f"{name} {all_so_far[-1]:.2f}" for name, all_so_far in parts.items())
-            print(f"{cluster.name}: limit {top:.0f}, {told}", flush=True)
+            newest = ", ".join(f"{name} {values[-1]:.2f}" for name, values in parts.items())
+            print(f"{cluster.name}: limit {top:.0f}, {newest}", flush=True)
         shares = ways["auto"].shares
     part = {name: median(parts[name]) for name in parts}
     return [
@@ -111,6 +123,6 @@ def measured(cluster: Cluster) -> list[str]:
     ]
 
 
-def _crew(cluster: Cluster, way: str, last: ExitStack, *given: str) -> Crew:
+def _ranks(cluster: Cluster, way: str, cleanup: ExitStack, *given: str) -> Ranks:
     args = ["--workload", cluster.workload, "--way", way, "--samples", str(SAMPLES), *given]
-    return Crew(args, cluster.world, last)
+    return Ranks(args, cluster.world, cleanup)

@@ -1,6 +1,6 @@
-"""One rank of a bench: trains a workload with plain DDP or with evenstep, and tells its times.
+"""One rank of a benchmark: trains a workload with plain DDP or with evenstep and reports times.
 
-Started by the benches, never by hand. The last line it prints is a JSON object.
+Started by the benchmarks, not by hand. The last line that it prints is a JSON object.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from evenstep.train.data.loader import ShareSampler
 from evenstep.train.data.order import Order
 
 Steps = Iterator[tuple[int, float]]
-"""Samples of this rank and their mean loss, step by step."""
+"""Samples of this rank and their mean loss, per step."""
 
 
 class Device:
-    """An emulated device, or none: its curve, and by how much it is slowed down from which step.
+    """An emulated device with its slowdowns by step, or none.
 
-    Where there are no quotas, a worker that is to be slower waits here too.
+    Without quotas, a slower worker is throttled here.
     """
 
-    def __init__(self, told: str, rank: int) -> None:
+    def __init__(self, spec: str, rank: int) -> None:
         self._throttle = own_throttle()
-        plan = json.loads(told) if told else {}
+        plan = json.loads(spec) if spec else {}
         self._curve = DeviceCurve(**plan["curves"][rank]) if plan else None
         self._slowdowns = [(step, row[rank]) for step, row in plan.get("slowdowns", [])]
         self.step = 0
 
-    def work(self, samples: int, begun_s: float) -> None:
-        """Between forward and backward: be as slow as the device is for so many samples."""
+    def work(self, samples: int, started_s: float) -> None:
+        """Call between forward and backward: wait as long as the device would compute."""
         if self._curve is not None:
-            now = [factor for step, factor in self._slowdowns if step <= self.step]
-            self._curve.slowed(now[-1] if now else 1.0).run(samples, begun_s)
+            factors = [factor for step, factor in self._slowdowns if step <= self.step]
+            self._curve.slowed(factors[-1] if factors else 1.0).run(samples, started_s)
         else:
-            # Backward, which takes about twice as long as forward, must not wait once it runs.
-            self._throttle.after(3 * (time.monotonic() - begun_s))
+            # Before backward, which must not wait and takes about twice as long as forward.
+            self._throttle.after(3 * (time.monotonic() - started_s))
 
 
 def plain(work: Workload, args: argparse.Namespace, device: Device) -> Steps:
-    """Steps of plain DDP on given shares; uneven ones are made right by a factor on the loss."""
+    """Steps of plain DDP on given shares; a factor on the loss corrects for uneven ones."""
     torch.distributed.init_process_group("gloo")
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     shares = tuple(map(int, args.shares.split(",")))
@@ -65,10 +65,10 @@ def plain(work: Workload, args: argparse.Namespace, device: Device) -> Steps:
     factor = shares[rank] * world / sum(shares)
     while True:
         for x, y in loader:
-            begun_s = time.monotonic()
+            started_s = time.monotonic()
             optimizer.zero_grad()
             loss = work.loss(model(x), y)
-            device.work(shares[rank], begun_s)
+            device.work(shares[rank], started_s)
             (loss if factor == 1 else loss * factor).backward()
             optimizer.step()
             yield shares[rank], loss.item()
@@ -76,39 +76,39 @@ def plain(work: Workload, args: argparse.Namespace, device: Device) -> Steps:
 
 
 def balanced(work: Workload, args: argparse.Namespace, device: Device) -> Steps:
-    """Steps of evenstep, which shares out the batch by a policy."""
+    """Steps of evenstep, whose policy divides the batch."""
     with evenstep.join(policy=args.way, journal=args.journal) as session:
         optimizer = torch.optim.SGD(work.model.parameters(), lr=work.lr)
         model, optimizer = session.prepare(work.model, optimizer)
         loader = session.loader(work.data, batch=args.batch)
         for _ in session.epochs(1_000_000):
             for x, y in loader:
-                begun_s = time.monotonic()
+                started_s = time.monotonic()
                 optimizer.zero_grad()
                 loss = work.loss(model(x), y)
-                device.work(session.counted, begun_s)
+                device.work(session.counted, started_s)
                 loss.backward()
                 optimizer.step()
                 yield session.counted, loss.item()
 
 
 def reducing(work: Workload, args: argparse.Namespace) -> list[float]:
-    """Nothing but the reduction of the model's gradients, all ranks being there at once."""
+    """Time the all-reduce of the model's gradients alone, with all ranks ready at once."""
     torch.distributed.init_process_group("gloo")
     gradients = torch.zeros(sum(p.numel() for p in work.model.parameters()))
-    here = torch.zeros(1)
+    barrier = torch.zeros(1)
     seconds = []
     for _ in range(args.steps):
-        time.sleep(0.05)  # a quota is whole again by then
-        torch.distributed.all_reduce(here)
-        begun_s = time.monotonic()
+        time.sleep(0.05)  # long enough for a quota to refill
+        torch.distributed.all_reduce(barrier)
+        started_s = time.monotonic()
         torch.distributed.all_reduce(gradients)
-        seconds.append(time.monotonic() - begun_s)
+        seconds.append(time.monotonic() - started_s)
     return seconds
 
 
 def alone(work: Workload, optimizer: torch.optim.Optimizer, size: int, num: int) -> list[float]:
-    """This worker by itself: how long steps of so many samples take, but for the reduction."""
+    """Time steps of `size` samples on this worker alone, without reduction."""
     sampler = ShareSampler(Order(length=len(work.data)), partial(_all_of, size), 0)
     batches = iter(DataLoader(work.data, batch_sampler=sampler))
     ends_s = [time.monotonic()]
@@ -117,7 +117,7 @@ def alone(work: Workload, optimizer: torch.optim.Optimizer, size: int, num: int)
         work.loss(work.model(x), y).backward()
         optimizer.step()
         ends_s.append(time.monotonic())
-    return [end_s - begun_s for begun_s, end_s in pairwise(ends_s)]
+    return [end_s - started_s for started_s, end_s in pairwise(ends_s)]
 
 
 def _all_of(size: int, _: int) -> tuple[int, ...]:
@@ -125,9 +125,9 @@ def _all_of(size: int, _: int) -> tuple[int, ...]:
 
 
 def main() -> None:
-    """Train for so many steps, or for as many as each line of standard input asks for.
+    """Train for --steps steps, or for the number of steps in each line of standard input.
 
-    Alone, a line says how many samples a step is to have, and how many steps.
+    With --way alone, a line is the number of samples per step and the number of steps.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--shares", default="", help="for ddp")
     parser.add_argument("--samples", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=0, help="0: as standard input asks")
+    parser.add_argument("--steps", type=int, default=0, help="0: read from standard input")
     parser.add_argument("--device", default="", help="JSON: curves by rank, slowdowns by step")
     parser.add_argument("--journal", type=Path)
     args = parser.parse_args()
@@ -165,22 +165,26 @@ def main() -> None:
             ends_s.append(time.monotonic())
 
     if args.steps:
-        take(1)  # groups and buffers are made in the first step
+        take(1)  # the first step creates groups and buffers
         line_up()
         take(args.steps)
-        told = {"ends_s": ends_s, "shares": [n for n, _ in taken], "losses": [x for _, x in taken]}
-        print(json.dumps(told), flush=True)
+        result = {
+            "ends_s": ends_s,
+            "shares": [n for n, _ in taken],
+            "losses": [x for _, x in taken],
+        }
+        print(json.dumps(result), flush=True)
     else:
         for line in sys.stdin:
-            begun_s = time.monotonic()
+            started_s = time.monotonic()
             take(int(line))
-            took_s = time.monotonic() - begun_s
+            took_s = time.monotonic() - started_s
             peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            told = {"seconds": took_s, "peak_bytes": peak_kib * 1024, "share": taken[-1][0]}
-            print(json.dumps(told), flush=True)
+            result = {"seconds": took_s, "peak_bytes": peak_kib * 1024, "share": taken[-1][0]}
+            print(json.dumps(result), flush=True)
     steps.close()  # type: ignore[attr-defined]
     if torch.distributed.is_initialized():
-        # Not the usual way out: now and then DDP's own threads abort the process in it.
+        # Skip the interpreter's shutdown, in which DDP's threads sometimes abort the process.
         sys.stdout.flush()
         os._exit(0)
 

@@ -1,10 +1,10 @@
-"""The search for the size of the cluster, live; and a worker that is slow, in four ways.
+"""The search for the cluster's size, live; and a straggler, handled in four ways.
 
-    python -m bench.scaling         # all of it: about 25 minutes
+    python -m bench.scaling         # everything: about 25 minutes
     python -m bench.scaling sizes   # some of: sizes stragglers
 
-Workers of a quarter of a core each on this machine's two cores: eight of them fill it, and more
-bring nothing. The slow one is among emulated devices. The tables go to docs/bench.md.
+Each worker has a quarter of a core of this machine's two: eight of them fill it, and more bring
+nothing. The straggler is an emulated device. The tables go to docs/bench.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from statistics import fmean, median
 
 from bench.jobs import BOUND_S, Commit, Evenstep, Job, Restart, StuckError
 from bench.tables import markdown, write
-from bench.transitions import usual
+from bench.transitions import median_step_s
 from evenstep.decide.scaling.efficiency import Efficiency, efficiency
 from evenstep.decide.scaling.search import Size
 from evenstep.decide.scaling.utility import Utility, value_at
@@ -29,16 +29,16 @@ from evenstep.journal import read
 from evenstep.types import Drain, Launch, Regroup, Stay, StepDone
 
 MADE_BY = "python -m bench.scaling"
-BATCH = 2400  # half a second of one worker: much shorter steps are not slowed as a quota asks for
-SAMPLES = 24_000  # of an epoch
-MOST = 12
-JOB = 24_000_000  # samples of the job that the search is for: about twenty minutes at its best
+BATCH = 2400  # half a second for one worker: a quota is not exact for much shorter steps
+SAMPLES = 24_000  # per epoch
+MAX_WORKERS = 12
+JOB = 24_000_000  # samples of the job: about twenty minutes at the best size
 EPOCHS = -(-JOB // SAMPLES)
-PRICE = 1.0  # of a worker-hour
+PRICE = 1.0  # per worker-hour
 MEASURED_S = 4.0
 WARM_S = 1.0
-SWEEPS = 4  # over all sizes, up and down again: this machine's own speed drifts by the minute
-STEP = 2  # workers at once: what one more brings at six is less than this machine varies by
+SWEEPS = 4  # over all sizes, up and down, because the machine's speed drifts
+STEP = 2  # workers per change: one more at size six brings less than the machine's noise
 SETTINGS = (
     "scaling.period_steps=20",
     f"scaling.step_workers={STEP}",
@@ -52,36 +52,39 @@ DEVICE = ["--batch", "480", "--per-sample", "0.001"]
 def job(
     folder: str, num_workers: int, options: Sequence[str] = (), of: Sequence[str] = QUOTA
 ) -> Evenstep:
-    """A run of such workers, or of others."""
-    made = Evenstep(Path(folder), [*TRAINING, *of], num_workers)
-    made.options, made.most = options, MOST
-    return made
+    """A run with these workers."""
+    run = Evenstep(Path(folder), [*TRAINING, *of], num_workers)
+    run.options, run.max_workers = options, MAX_WORKERS
+    return run
 
 
 def until(job: Job, holds: Callable[[list[Commit]], bool], bound_s: float = BOUND_S) -> None:
-    """Wait for something to hold of the steps."""
-    until_s = time.monotonic() + bound_s
+    """Wait until a condition holds for the commits."""
+    deadline_s = time.monotonic() + bound_s
     while not holds(job.commits()):
-        if time.monotonic() > until_s:
+        if time.monotonic() > deadline_s:
             raise StuckError(Path(job.folder, "log").read_text()[-2000:])
         time.sleep(0.2)
 
 
 def steps_per_s(job: Job, num_workers: int, over_s: float) -> float:
-    """Over the next few seconds, once so many workers train and are warm."""
+    """Steps per second over `over_s`, once this many workers train and are warm."""
     until(job, lambda found: sum(c.world == num_workers for c in found[-40:]) > 5)
-    begun_s = time.monotonic() + WARM_S
+    started_s = time.monotonic() + WARM_S
     time.sleep(WARM_S + over_s)
-    ends = sorted({c.step: c.at_s for c in reversed(job.commits()) if c.at_s > begun_s}.values())
+    ends = sorted({c.step: c.at_s for c in reversed(job.commits()) if c.at_s > started_s}.values())
     return (len(ends) - 1) / (ends[-1] - ends[0])
 
 
 def static_sizes() -> dict[int, float]:
-    """Samples a second at every size, several times in one run: the medians."""
+    """Median samples per second at every size, measured several times in one run."""
     found: dict[int, list[float]] = {}
-    with tempfile.TemporaryDirectory() as folder, job(folder, 1, ("--spares", str(MOST))) as run:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        job(folder, 1, ("--spares", str(MAX_WORKERS))) as run,
+    ):
         for sweep in range(SWEEPS):
-            for size in range(1, MOST + 1) if sweep % 2 == 0 else range(MOST, 0, -1):
+            for size in range(1, MAX_WORKERS + 1) if sweep % 2 == 0 else range(MAX_WORKERS, 0, -1):
                 if size != run.world:
                     run.scale(size)
                 found.setdefault(size, []).append(BATCH * steps_per_s(run, size, MEASURED_S))
@@ -92,15 +95,15 @@ def static_sizes() -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """What a live search did."""
+    """The result of a live search."""
 
     settled_at: int
     search_s: float
-    samples: int  # trained while it searched
-    worker_s: float  # of all workers, while it searched
-    path: tuple[tuple[int, int], ...]  # sizes, and the steps taken at each
+    samples: int  # trained during the search
+    worker_s: float  # of all workers, during the search
+    path: tuple[tuple[int, int], ...]  # (size, steps at that size)
     reasons: tuple[str, ...]
-    idle_s: tuple[float, ...] = ()  # of each change
+    idle_s: tuple[float, ...] = ()  # per change
 
 
 def search(heuristic: str) -> Searched:
@@ -108,16 +111,16 @@ def search(heuristic: str) -> Searched:
     sets = [f"--set={setting}" for setting in SETTINGS]
     options = ("--scale", heuristic, "--price", str(PRICE), *sets)
     with tempfile.TemporaryDirectory() as folder, job(folder, 1, options) as run:
-        until_s = time.monotonic() + 400
+        deadline_s = time.monotonic() + 400
         while not (found := read_search(run.journal)) or found.settled_at == 0:
-            if time.monotonic() > until_s:
+            if time.monotonic() > deadline_s:
                 raise StuckError(f"not settled: {found}")
             time.sleep(1.0)
         return replace(found, idle_s=idle(run.commits(), [size for size, _ in found.path]))
 
 
 def restarted(path: Sequence[tuple[int, int]]) -> tuple[float, tuple[float, ...]]:
-    """The same steps at the same sizes on DDP, each change a restart: seconds, idle of each."""
+    """The same steps and sizes with DDP and restarts: total seconds, idle seconds per change."""
     args = [*TRAINING, *QUOTA]
     with tempfile.TemporaryDirectory() as folder, Restart(Path(folder), args, path[0][0]) as run:
         for nth, (size, num_steps) in enumerate(path):
@@ -133,7 +136,7 @@ def _trained(since_s: float, num_steps: int, commits: Sequence[Commit]) -> bool:
 
 
 def idle(commits: Sequence[Commit], sizes: Sequence[int]) -> tuple[float, ...]:
-    """Seconds between steps of one size and of the next, beyond a usual step of the next."""
+    """Seconds between the steps of one size and the next, minus a median step."""
     left = list(commits)
     found = []
     for size, following in pairwise(sizes):
@@ -141,17 +144,17 @@ def idle(commits: Sequence[Commit], sizes: Sequence[int]) -> tuple[float, ...]:
         last_s = max(c.at_s for c in left[:first] if c.world == size)
         gap_s = left[first].at_s - last_s
         left = left[first:]
-        found.append(max(0.0, gap_s - usual([c for c in commits if c.world == following])))
+        found.append(max(0.0, gap_s - median_step_s([c for c in commits if c.world == following])))
     return tuple(found)
 
 
 def read_search(journal: Path) -> Searched | None:
-    """The search in a journal: from the first step to where it has settled, if it has."""
+    """Read a search from a journal, from the first step until it settles."""
     if not journal.exists():
         return None
     path: list[list[int]] = []
     reasons: list[str] = []
-    begun_s = last_s = worker_s = 0.0
+    started_s = last_s = worker_s = 0.0
     samples = settled_at = 0
     for record in read(journal)[1]:
         for action in record.actions:
@@ -159,8 +162,8 @@ def read_search(journal: Path) -> Searched | None:
                 path.append([len(action.roster), 0])
         if not isinstance(record.event, StepDone):
             continue
-        begun_s = begun_s or record.at_s - record.event.seconds
-        worker_s += len(record.event.reports) * (record.at_s - (last_s or begun_s))
+        started_s = started_s or record.at_s - record.event.seconds
+        worker_s += len(record.event.reports) * (record.at_s - (last_s or started_s))
         last_s = record.at_s
         samples += record.event.steps.samples
         path[-1][1] += record.event.steps.num
@@ -173,17 +176,17 @@ def read_search(journal: Path) -> Searched | None:
             break
     return Searched(
         settled_at=settled_at,
-        search_s=last_s - begun_s,
+        search_s=last_s - started_s,
         samples=samples,
         worker_s=worker_s,
-        # One that the next joiner ended at once has no step of its own.
+        # A size that the next join ended at once has no steps.
         path=tuple((size, num_steps) for size, num_steps in path if num_steps),
         reasons=tuple(reasons),
     )
 
 
 def best_by_efficiency(rates: dict[int, float], heuristic: Efficiency) -> int:
-    """The size after which a step more is not worth it, by the rates of all sizes."""
+    """The size beyond which more workers are not worth it, by the rates of all sizes."""
     sizes = [record(n, r) for n, r in sorted(rates.items())]
     for smaller, larger in zip(sizes, sizes[STEP:], strict=False):
         if efficiency(smaller, larger) <= heuristic.threshold:
@@ -192,7 +195,7 @@ def best_by_efficiency(rates: dict[int, float], heuristic: Efficiency) -> int:
 
 
 def best_by_utility(rates: dict[int, float], heuristic: Utility) -> int:
-    """The size at which utility less cost is highest."""
+    """The size with the highest utility minus cost."""
     points = heuristic.points(initial_total_s=JOB / rates[1])
 
     def worth(size: int) -> float:
@@ -203,13 +206,14 @@ def best_by_utility(rates: dict[int, float], heuristic: Utility) -> int:
 
 
 def against(found: float, others: Sequence[float]) -> str:
-    """How much less it is than others, on average and at most, as the paper tells it."""
-    less = [found / other - 1 for other in others]
-    return f"{fmean(less):+.1%} on average, {min(less):+.1%} at best, {max(less):+.1%} at worst"
+    """Relative difference to the others, as the paper reports it."""
+    change = [found / other - 1 for other in others]
+    average, best, worst = fmean(change), min(change), max(change)
+    return f"{average:+.1%} on average, {best:+.1%} at best, {worst:+.1%} at worst"
 
 
 def record(num_workers: int, samples_per_s: float) -> Size:
-    """A size as the search keeps it."""
+    """A size as the search records it."""
     price = num_workers * PRICE / 3600
     return Size(
         num_workers=num_workers,
@@ -221,16 +225,16 @@ def record(num_workers: int, samples_per_s: float) -> Size:
 
 
 def sizes() -> None:
-    """Brute force over all sizes, and the search for each heuristic."""
+    """Measure all sizes, then run the search with each heuristic."""
     rates = static_sizes()
     linear = f"10,{2 * JOB / max(rates.values()):.0f}"
-    asked: list[tuple[str, int]] = [
+    cases: list[tuple[str, int]] = [
         ("efficiency:threshold=0.3", best_by_efficiency(rates, Efficiency(threshold=0.3))),
         (f"utility:linear={linear}", best_by_utility(rates, Utility(linear=linear))),
     ]
     rows = []
     lines = []
-    for heuristic, best in asked:
+    for heuristic, best in cases:
         found = search(heuristic)
         print(heuristic, "best", best, "found", found.settled_at, found.path, flush=True)
         restart_s, restart_idle_s = restarted(found.path)
@@ -240,7 +244,7 @@ def sizes() -> None:
         total_s = found.search_s + rest_s
         worker_s = found.worker_s + found.settled_at * rest_s
         lines.append(
-            f"{heuristic}, over the static sizes 1 to {MOST}: "
+            f"{heuristic}, over the static sizes 1 to {MAX_WORKERS}: "
             f"completion {against(total_s, [JOB / r for r in rates.values()])}; "
             f"worker time {against(worker_s, [n * JOB / r for n, r in rates.items()])}."
         )
@@ -295,14 +299,14 @@ def stragglers() -> None:
 
 
 def with_straggler(factor: float, policy: str, *, replaces: bool) -> float:
-    """Steps a second, a while after one of four devices has become slower for good."""
-    told = [f"policy={policy}", f"straggler.replace={str(replaces).lower()}"]
-    options = [f"--set={setting}" for setting in (*told, "straggler.warmup_steps=10")]
+    """Steps per second, a while after one of four devices has become slower."""
+    sets = [f"policy={policy}", f"straggler.replace={str(replaces).lower()}"]
+    options = [f"--set={setting}" for setting in (*sets, "straggler.warmup_steps=10")]
     slow = ["--slow", "w2", "--factor", str(factor), "--from-step", "30"]
     of = [*DEVICE, *slow]
     with tempfile.TemporaryDirectory() as folder, job(folder, 4, options, of) as run:
         until(run, lambda found: max((c.step for c in found), default=0) > 30)
-        time.sleep(25.0)  # for a substitute to be found worth it, started, and taken in
+        time.sleep(25.0)  # for a replacement to be decided, started and admitted
         return steps_per_s(run, 4, 8.0)
 
 
@@ -310,10 +314,10 @@ SECTIONS = {"sizes": sizes, "stragglers": stragglers}
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Run the sections named on the command line."""
     names = sys.argv[1:] or list(SECTIONS)
     if unknown := set(names) - SECTIONS.keys():
-        raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+        raise SystemExit(f"unknown: {', '.join(unknown)}; choose from {', '.join(SECTIONS)}")
     for name in names:
         print(name, flush=True)
         SECTIONS[name]()

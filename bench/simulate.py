@@ -1,6 +1,6 @@
-"""How long the brain takes: a thousand workers for a thousand steps, and one split of ten thousand.
+"""Time of the brain: a thousand workers for a thousand steps, and one split of ten thousand.
 
-Run as `python -m bench.simulate`.
+Run `python -m bench.simulate`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from evenstep.config import Choice
 from evenstep.decide.curves import FlatLinear
 from evenstep.decide.split import split
 from evenstep.simulate.run import LIMIT, run
-from evenstep.simulate.scenario import load
+from evenstep.simulate.scenario import load_scenario
 
 THOUSAND = Path(__file__).parents[1] / "scenarios" / "thousand.yaml"
 
 
 def simulated(policy: Choice) -> str:
-    """The whole virtual run of `thousand`: its making of reports, and the brain on top."""
-    scenario = load(THOUSAND)
+    """Time of the whole simulated run of `thousand`, simulator and brain."""
+    scenario = load_scenario(THOUSAND)
     start = perf_counter()
     result = run(scenario, policy)
     took_s = perf_counter() - start
-    return f"{took_s:6.2f} s, {took_s / result.num_steps * 1000:5.2f} ms a step"
+    return f"{took_s:6.2f} s, {took_s / result.num_steps * 1000:5.2f} ms per step"
 
 
 def solved(num_workers: int = 10_000, times: int = 9) -> str:
-    """The min-max split over uneven lines with knees and caps."""
+    """Time of a min-max split over uneven lines with knees and caps."""
     rng = np.random.default_rng(0)
     curves = FlatLinear(
         floor_s=rng.uniform(0.0, 0.2, num_workers),

@@ -1,4 +1,4 @@
-"""Tables in docs/ that a command regenerates: what stands between two markers is replaced."""
+"""Generated tables in docs/: replaces the text between two markers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table as Markdown, first column to the left."""
+    """A Markdown table, first column left-aligned."""
     rule = ["---"] + ["---:"] * (len(header) - 1)
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
@@ -22,5 +22,5 @@ def write(page: str, name: str, table: str, made_by: str = "make tables") -> Non
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not (found and closed):
-        raise SystemExit(f"{path} has no place for the table {name}: {begin} ... {end}")
+        raise SystemExit(f"{path} has no markers for the table {name}: {begin} ... {end}")
     path.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")

@@ -1,10 +1,10 @@
-"""What a change of the roster costs: joins, leaves and losses, beside the other ways to do it.
+"""The cost of roster changes: joins, leaves and losses, compared with other systems.
 
-    python -m bench.transitions                    # all of it: about half an hour
+    python -m bench.transitions                    # everything: about half an hour
     python -m bench.transitions evenstep torchft   # some of: evenstep restart torchrun torchft
 
-Each way trains the same network in the same number of processes on this machine, one way after the
-other. The tables go to docs/bench.md.
+Each system trains the same network in the same number of processes on this machine, one system
+after the other. The tables go to docs/bench.md.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from bench.tables import markdown, write
 MADE_BY = "python -m bench.transitions"
 TORCHFT = "2026.10.26"
 SETTLED = {"cnn": 15, "large": 3}  # steps in one roster before the next change
-STATE_BYTES = 2 * 6 * (4096 + 1) * 4096 * 4  # of the large one: parameters and momentum
+STATE_BYTES = 2 * 6 * (4096 + 1) * 4096 * 4  # of the large model: parameters and momentum
 SIZES = (3, 5)
 LOSSES = ["a loss, evenstep", "computing a step that is void", "until training goes on"]
 CHANGES = ("nothing", "join", "leave", "loss")
 
 Change = str
-"""join, leave or loss; or nothing, for what the same measure makes of a run left alone."""
+"""join, leave or loss; or nothing, as a baseline of the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one change cost: seconds in which nobody trained, and committed steps to do again."""
+    """The cost of one change: idle seconds, and committed steps that must be repeated."""
 
     idle_s: float
     lost: int
-    vain_s: float = 0.0  # of the idle ones: computing a step that is void already
+    void_s: float = 0.0  # part of idle_s: computing a step that is already void
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A way to live with change, and what can be asked of it."""
+class System:
+    """A system that handles roster changes, and the changes that it supports."""
 
     name: str
     kind: type[Job]
@@ -68,9 +68,9 @@ class Way:
 
 
 ONCE = {"cnn": 1, "large": 1}
-WAYS = {
+SYSTEMS = {
     "evenstep": (
-        Way(
+        System(
             name="evenstep",
             kind=Evenstep,
             changes=("nothing", "leave", "join", "loss", "join"),
@@ -78,7 +78,7 @@ WAYS = {
         ),
     ),
     "restart": (
-        Way(
+        System(
             name="checkpoint-restart",
             kind=Restart,
             changes=("nothing", "leave", "join", "loss", "join"),
@@ -86,8 +86,8 @@ WAYS = {
         ),
     ),
     "torchrun": (
-        Way(name="torchrun, one agent", kind=Torchrun, changes=("nothing", "loss"), rounds=ONCE),
-        Way(
+        System(name="torchrun, one agent", kind=Torchrun, changes=("nothing", "loss"), rounds=ONCE),
+        System(
             name="torchrun, an agent each",
             kind=TorchrunAgents,
             changes=("nothing", "leave", "join"),
@@ -95,13 +95,13 @@ WAYS = {
         ),
     ),
     "torchft": (
-        Way(
+        System(
             name="torchft",
             kind=Torchft,
             changes=("nothing", "loss", "join", "leave", "join"),
             rounds=ONCE,
         ),
-        Way(
+        System(
             name="torchft, heartbeat 1 s",
             kind=TorchftTuned,
             changes=("nothing", "loss", "join", "leave", "join"),
@@ -111,29 +111,31 @@ WAYS = {
 }
 
 
-def measure(way: Way, model: str, num_workers: int) -> dict[Change, list[Cost]]:
-    """The costs of every change, several rounds of them in one job."""
-    costs: dict[Change, list[Cost]] = {change: [] for change in way.changes}
+def measure(system: System, model: str, num_workers: int) -> dict[Change, list[Cost]]:
+    """The costs of each change, over several rounds in one job."""
+    costs: dict[Change, list[Cost]] = {change: [] for change in system.changes}
     with tempfile.TemporaryDirectory() as folder:
-        job = way.kind(Path(folder), ["--model", model], num_workers)
+        job = system.kind(Path(folder), ["--model", model], num_workers)
         try:
             with job:
-                begun_s = settled(job, model, 0.0)
-                for turn in range(way.rounds[model]):
-                    for change in way.changes:
-                        cost, begun_s = one(job, model, change, turn, begun_s)
+                started_s = settled(job, model, 0.0)
+                for turn in range(system.rounds[model]):
+                    for change in system.changes:
+                        cost, started_s = measure_change(job, model, change, turn, started_s)
                         costs[change].append(cost)
-                        print(f"  {change}: {cost.idle_s:.3f} s idle, {cost.vain_s:.3f} in vain")
+                        print(f"  {change}: {cost.idle_s:.3f} s idle, {cost.void_s:.3f} void")
         except StuckError as e:
             print(f"  {e}\n" + Path(folder, "log").read_text()[-1500:])
     return costs
 
 
-def one(job: Job, model: str, change: Change, turn: int, since_s: float) -> tuple[Cost, float]:
-    """Make one change and wait until training goes on as it should."""
+def measure_change(
+    job: Job, model: str, change: Change, turn: int, since_s: float
+) -> tuple[Cost, float]:
+    """Make one change and wait until all workers train again."""
     before = [c for c in job.commits() if c.at_s >= since_s]
-    # At another point of a step each time: in the midst of compute, of reduction, at its end.
-    time.sleep((0.1 + 0.37 * turn) % 1.0 * usual(steps_of(before)))
+    # At a different point of a step each time: during compute, during reduction, at the end.
+    time.sleep((0.1 + 0.37 * turn) % 1.0 * median_step_s(steps_of(before)))
     asked_s = time.monotonic()
     if change == "loss":
         job.lose((turn + 1) % job.world)
@@ -150,29 +152,29 @@ def one(job: Job, model: str, change: Change, turn: int, since_s: float) -> tupl
     last = max(c for c in steps if c.at_s < first.at_s)
     settled(job, model, first.at_s)
     steps = steps_of(job.commits())
-    # A joiner's start-up slows this machine down, which is not what is asked; else all gaps count.
-    begun_s = last.at_s if change == "join" else asked_s
+    # A joiner's start-up slows the machine down, which must not count; otherwise all gaps count.
+    from_s = last.at_s if change == "join" else asked_s
     if change in ("leave", "nothing"):
-        begun_s = max(c.at_s for c in steps if c.at_s <= asked_s)
-    # Each gap less a usual step of the roster that ended it: on this machine fewer are faster. None
-    # after the new roster's first: the longest of many would tell of their scatter.
-    usual_s = {
-        True: usual([c for c in steps if since_s <= c.at_s < first.at_s]),
-        False: usual([c for c in steps if c.at_s >= first.at_s]),
+        from_s = max(c.at_s for c in steps if c.at_s <= asked_s)
+    # Each gap minus a median step of the roster that ended it, because fewer workers are faster on
+    # one machine. No gaps after the new roster's first step: their maximum would only show noise.
+    median_s = {
+        True: median_step_s([c for c in steps if since_s <= c.at_s < first.at_s]),
+        False: median_step_s([c for c in steps if c.at_s >= first.at_s]),
     }
     ends_s = [
-        (begun_s, True),
-        *((c.at_s, c < first) for c in steps if begun_s < c.at_s <= first.at_s),
+        (from_s, True),
+        *((c.at_s, c < first) for c in steps if from_s < c.at_s <= first.at_s),
     ]
-    idle_s = max(b - a - usual_s[before] for (a, _), (b, before) in pairwise(ends_s))
-    vain_s = job.computed_s(asked_s) - asked_s if change == "loss" else 0.0
-    return Cost(max(0.0, idle_s), max(0, last.step + 1 - first.step), vain_s), first.at_s
+    idle_s = max(b - a - median_s[before] for (a, _), (b, before) in pairwise(ends_s))
+    void_s = job.computed_s(asked_s) - asked_s if change == "loss" else 0.0
+    return Cost(max(0.0, idle_s), max(0, last.step + 1 - first.step), void_s), first.at_s
 
 
 def steps_of(commits: Iterable[Commit]) -> list[Commit]:
-    """The first commit of each step. One that is done again after a restart counts again."""
+    """The first commit of each step; a step repeated after a restart counts again."""
     steps: list[Commit] = []
-    left = 0  # of the workers that have not committed the last of them yet
+    left = 0  # workers that have not committed the newest step yet
     for commit in sorted(commits):
         if not left or commit.step != steps[-1].step:
             steps.append(commit)
@@ -181,13 +183,13 @@ def steps_of(commits: Iterable[Commit]) -> list[Commit]:
     return steps
 
 
-def usual(steps: Sequence[Commit]) -> float:
-    """A step's usual time."""
+def median_step_s(steps: Sequence[Commit]) -> float:
+    """Median step time."""
     return median([b.at_s - a.at_s for a, b in pairwise(steps)] or [0.0])
 
 
 def settled(job: Job, model: str, since_s: float) -> float:
-    """Wait until the whole roster has taken some steps together; when that was."""
+    """Wait until the whole roster has taken some steps since `since_s`, which is returned."""
 
     def trained(commits: Sequence[Commit]) -> bool:
         steps = [c.step for c in commits if c.at_s >= since_s and c.world == job.world]
@@ -198,9 +200,9 @@ def settled(job: Job, model: str, since_s: float) -> float:
 
 
 def wait(job: Job, holds: Callable[[list[Commit]], bool], why: str) -> list[Commit]:
-    """The commits, once something holds of them."""
-    until_s = time.monotonic() + BOUND_S
-    while time.monotonic() < until_s:
+    """Wait until a condition holds for the commits. Returns them."""
+    deadline_s = time.monotonic() + BOUND_S
+    while time.monotonic() < deadline_s:
         if holds(commits := job.commits()):
             return commits
         time.sleep(0.05)
@@ -208,15 +210,15 @@ def wait(job: Job, holds: Callable[[list[Commit]], bool], why: str) -> list[Comm
 
 
 def broadcast_bytes_per_s() -> float:
-    """What Gloo's own broadcast does between two processes, alone on the machine."""
+    """Throughput of Gloo's broadcast between two processes, alone on the machine."""
     script = str(ROOT / "bench" / "rivals" / "broadcast.py")
     command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", script]
-    told = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=BOUND_S)
-    return float(told.stdout)
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=BOUND_S)
+    return float(done.stdout)
 
 
-def told(costs: Sequence[Cost]) -> str:
-    """Median and worst of the idle seconds, and steps lost if there were any."""
+def summary(costs: Sequence[Cost]) -> str:
+    """Median and worst idle seconds, and lost steps if there were any."""
     if not costs:
         return "-"
     text = spread([cost.idle_s for cost in costs])
@@ -225,24 +227,24 @@ def told(costs: Sequence[Cost]) -> str:
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """Their median, and the worst in brackets if there are several."""
+    """The median, with the worst in brackets if there are several."""
     if not seconds:
         return "-"
     middle = f"{median(seconds):.2f}"
     return middle if len(seconds) == 1 else f"{middle} ({max(seconds):.2f})"
 
 
-def split_of(name: str, costs: Sequence[Cost]) -> list[str]:
-    """Where the time of a loss goes."""
-    parts = [[c.vain_s for c in costs], [max(0.0, c.idle_s - c.vain_s) for c in costs]]
+def loss_row(name: str, costs: Sequence[Cost]) -> list[str]:
+    """A table row: the parts of the idle time of a loss."""
+    parts = [[c.void_s for c in costs], [max(0.0, c.idle_s - c.void_s) for c in costs]]
     return [name, *map(spread, parts)]
 
 
 def main() -> None:
-    """Measure what is asked for."""
-    names = sys.argv[1:] or list(WAYS)
-    if unknown := set(names) - WAYS.keys():
-        raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(WAYS)}")
+    """Measure the systems named on the command line."""
+    names = sys.argv[1:] or list(SYSTEMS)
+    if unknown := set(names) - SYSTEMS.keys():
+        raise SystemExit(f"unknown: {', '.join(unknown)}; choose from {', '.join(SYSTEMS)}")
     if "torchft" in names:
         Torchft.python = torchft_python(ROOT / ".bench" / "torchft", TORCHFT)
     raw = broadcast_bytes_per_s()
@@ -251,14 +253,14 @@ def main() -> None:
     for model in ("cnn", "large"):
         rows = []
         for name in names:
-            for way in WAYS[name]:
-                row = [way.name]
+            for system in SYSTEMS[name]:
+                row = [system.name]
                 for size in SIZES:
-                    print(f"{way.name}, {model}, {size} workers")
-                    costs = measure(way, model, size)
-                    if way.kind is Evenstep:
-                        losses.append(split_of(f"{model}, {size} workers", costs["loss"]))
-                    row += [told(costs.get(change, [])) for change in CHANGES]
+                    print(f"{system.name}, {model}, {size} workers")
+                    costs = measure(system, model, size)
+                    if system.kind is Evenstep:
+                        losses.append(loss_row(f"{model}, {size} workers", costs["loss"]))
+                    row += [summary(costs.get(change, [])) for change in CHANGES]
                 rows.append(row)
         header = ["idle seconds", *(f"{c}, {n}" for n in SIZES for c in CHANGES)]
         table = markdown(header, rows)

@@ -1,6 +1,6 @@
-"""Ranks that train when told to, so that several ways can take turns of a few steps.
+"""Ranks that train on request, so that several ways to train can take turns of a few steps.
 
-Whatever else the machine does, and however its own speed drifts, then meets them all.
+Other load on the machine, and drift of its speed, then affect all of them.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import Any
 from evenstep.emulate import Quota
 
 END_S = 20.0
-CALM = {
+KEEP_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_TOP_PAD_": "67108864",
 }
-"""For all ranks alike: memory is kept by its process. To give pages back and to touch them anew in
-every step takes half as long again here, and each time another while."""
+"""For all ranks: malloc keeps freed memory. Returning pages and faulting them in again makes steps
+half as long again on this machine, and less even."""
 
 
-class Crew:
-    """Copies of `bench.rank`, by rank, each with a CPU quota of its own from `limit` on."""
+class Ranks:
+    """Processes of `bench.rank`, each with its own CPU quota once `limit` is called."""
 
-    def __init__(self, args: Sequence[str], world: int, last: ExitStack) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+    def __init__(self, args: Sequence[str], world: int, cleanup: ExitStack) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
         shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        self._last = last
+        self._cleanup = cleanup
         self._ranks: list[subprocess.Popen[str]] = []
         for rank in range(world):
-            env = {**os.environ, **CALM, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
+            env = {**os.environ, **KEEP_MEMORY, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(
                 [sys.executable, "-m", "bench.rank", *args],
                 env=env,
@@ -47,20 +47,20 @@ class Crew:
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            last.callback(_end, process)
+            cleanup.callback(_end, process)
             self._ranks.append(process)
 
     def limit(self, cores: Sequence[float]) -> None:
-        """Give the ranks so many cores from now on, whatever else the machine does."""
-        for rank, own, cpu in zip(self._ranks, cores, places(cores), strict=True):
-            quota = self._last.enter_context(Quota(math.inf, firm=True))
+        """Give each rank a firm quota and pin it to a CPU."""
+        for rank, own, cpu in zip(self._ranks, cores, assign_cpus(cores), strict=True):
+            quota = self._cleanup.enter_context(Quota(math.inf, firm=True))
             quota.add(rank.pid)
             quota.set(own)
             for thread in Path(f"/proc/{rank.pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), {cpu})
 
-    def tell(self, *lines: object) -> list[Any]:
-        """Say a line to each rank, or one to all; what they answer when they are through."""
+    def ask(self, *lines: object) -> list[Any]:
+        """Send a line to each rank, or one to all. Returns their answers."""
         for i, rank in enumerate(self._ranks):
             assert rank.stdin is not None
             rank.stdin.write(f"{lines[i if len(lines) > 1 else 0]}\n")
@@ -68,11 +68,10 @@ class Crew:
         return [_answer(rank) for rank in self._ranks]
 
 
-def places(cores: Sequence[float]) -> list[int]:
-    """A CPU for each rank, the largest first and where most is left.
+def assign_cpus(cores: Sequence[float]) -> list[int]:
+    """A CPU for each rank: the largest rank first, each on the least loaded CPU.
 
-    The kernel moves them about, now and then the one that needs a whole CPU beside another: then
-    that one has not what its quota says.
+    Left to itself, the kernel sometimes puts a rank that needs a whole CPU next to another one.
     """
     taken = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0.0)
     chosen = [0] * len(cores)

@@ -1,9 +1,9 @@
-"""Uneven training measured: against plain DDP, against the best possible split, and the limit.
+"""Uneven training against plain DDP, against the best possible split, and against the limit.
 
-    python -m bench.uneven                      # all of it: about three quarters of an hour
+    python -m bench.uneven                      # everything: about three quarters of an hour
     python -m bench.uneven devices quotas       # some of: devices quotas changes target equal
 
-Every ratio is of runs that took turns on one machine. The tables go to docs/bench.md.
+Every ratio compares runs that took turns on one machine. The tables go to docs/bench.md.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bench.clusters import (
     Cluster,
     Limit,
     Run,
-    equal,
+    device_cluster,
+    equal_shares,
     exposed_s,
     limit,
-    of_devices,
-    static,
+    static_shares,
     train,
 )
-from bench.equal import compare
+from bench.equal import compare_with_ddp
 from bench.quotas import HEADER as QUOTAS
 from bench.quotas import measured
 from bench.tables import markdown, write
@@ -43,36 +43,36 @@ ROUNDS = 2
 MADE_BY = "python -m bench.uneven"
 
 MIXES = (
-    of_devices("a=5,5,5,20 c=.25,.5,1,1", (5, 5, 5, 20), (0.25, 0.5, 1, 1)),
-    of_devices("two kinds, 2 to 1", (6, 6, 6, 6), (0.4, 0.4, 0.8, 0.8)),
-    of_devices("large fixed parts", (18, 12, 25, 15), (0.2, 0.6, 0.3, 1.2)),
-    of_devices("four kinds", (8, 8, 4, 4), (0.2, 0.3, 0.6, 1.2)),
-    # Its fixed part alone is longer than a step of the others: it should leave, not be balanced.
-    of_devices("one far behind", (5, 5, 5, 60), (0.3, 0.3, 0.3, 3.0)),
+    device_cluster("a=5,5,5,20 c=.25,.5,1,1", (5, 5, 5, 20), (0.25, 0.5, 1, 1)),
+    device_cluster("two kinds, 2 to 1", (6, 6, 6, 6), (0.4, 0.4, 0.8, 0.8)),
+    device_cluster("large fixed parts", (18, 12, 25, 15), (0.2, 0.6, 0.3, 1.2)),
+    device_cluster("four kinds", (8, 8, 4, 4), (0.2, 0.3, 0.6, 1.2)),
+    # Its fixed cost alone exceeds a step of the others: it should leave, not be balanced.
+    device_cluster("one far behind", (5, 5, 5, 60), (0.3, 0.3, 0.3, 3.0)),
 )
 
 
 def with_quotas(h: float) -> Cluster:
-    """Three workers on 1.5 of the two cores, the most over the least being H."""
-    cores = h_level(3, h, 1.5, most_cores=1.0) if h > 1 else (0.5, 0.5, 0.5)
+    """Three workers on 1.5 of the two cores, with a largest-to-smallest ratio of H."""
+    cores = h_level(3, h, 1.5, max_cores=1.0) if h > 1 else (0.5, 0.5, 0.5)
     return Cluster(name=f"H = {h:g}", workload="cnn", batch=3072, cores=steady(cores))
 
 
 class Ways:
-    """The rivals on one cluster, each run in turn, several rounds."""
+    """All ways to train on one cluster, in turn, over several rounds."""
 
     def __init__(
         self, cluster: Cluster, measure: Callable[[], Limit], steps: int, rounds: int
     ) -> None:
-        """The limit is measured anew in every round: this machine's own speed drifts."""
+        """The limit is measured in every round, because the machine's speed drifts."""
         self.cluster = cluster
         self.limits: list[Limit] = []
         self.runs: dict[str, list[Run]] = {}
         for _ in range(rounds):
             self.limits.append(measure())
             given = {
-                "DDP equal": equal(cluster),
-                "DDP static": static(cluster),
+                "DDP equal": equal_shares(cluster),
+                "DDP static": static_shares(cluster),
                 "DDP oracle": list(self.limits[-1].shares),
             }
             for name, shares in given.items():
@@ -85,13 +85,13 @@ class Ways:
         self.runs.setdefault(name, []).append(run)
 
     def part(self, name: str, skip: int = WARM) -> float:
-        """Of the limit of its round: the median over rounds."""
+        """Throughput relative to the limit of its round: the median over rounds."""
         runs = self.runs.get(name, [])
         parts = [run.rate(skip) / top.rate for run, top in zip(runs, self.limits, strict=False)]
         return median(parts) if parts else float("nan")
 
     def row(self) -> list[str]:
-        """A line of the table: each rival as a part of the limit, then what became of the gain."""
+        """A table row: each way relative to the limit, then the gain over DDP."""
         names = ("DDP equal", "DDP static", "DDP oracle", "proportional", "auto")
         parts = [*(self.part(name) for name in names), self.part("auto", 0)]
         auto, base = self.part("auto"), self.part("DDP equal")
@@ -112,7 +112,7 @@ HEADER += ["auto's shares", "best shares"]
 
 
 def devices() -> None:
-    """Four emulated devices of four mixes."""
+    """Four emulated devices, in several mixes."""
     exposed = exposed_s(MIXES[0])
     print(f"exposed reduction {exposed * 1000:.1f} ms", flush=True)
     rows = [Ways(mix, partial(limit, mix, exposed), 150, ROUNDS).row() for mix in MIXES]
@@ -120,13 +120,13 @@ def devices() -> None:
 
 
 def quotas() -> None:
-    """Three workers under CPU quotas, the total held."""
+    """Three workers under CPU quotas, with a constant total."""
     rows = [measured(with_quotas(h)) for h in (1, 2, 6, 10)]
     _table("quotas", QUOTAS, rows)
 
 
 def changes() -> None:
-    """A worker that becomes slower for good, and one that is disturbed again and again."""
+    """A worker that becomes slower for good, and one that is disturbed periodically."""
     mix = MIXES[0]
     exposed = exposed_s(mix)
     calm, hit = (1.0, 1.0, 1.0, 1.0), (3.0, 1.0, 1.0, 1.0)
@@ -152,8 +152,8 @@ def _change_row(
     cluster: Cluster, policy: str, runs: Sequence[Run], bests: Mapping[Levels, Limit]
 ) -> list[str]:
     def levels_at(step: int) -> Levels:
-        now = [levels for begin, levels in cluster.slowdowns if begin <= step]
-        return now[-1] if now else (1.0,) * cluster.world
+        begun = [levels for begin, levels in cluster.slowdowns if begin <= step]
+        return begun[-1] if begun else (1.0,) * cluster.world
 
     num = len(runs[0].seconds)
     ideal_s = sum(cluster.batch / bests[levels_at(i + 1)].rate for i in range(num))
@@ -169,9 +169,9 @@ def _change_row(
 def _steps_until(
     run: Run, begin: int, end: int, cluster: Cluster, levels: Levels, bests: Mapping[Levels, Limit]
 ) -> float:
-    """Steps after a change until the shares let the devices end within 5 % of the limit, for good.
+    """Steps after a change until the shares stay within 5 % of the limit.
 
-    By the devices' curves, not by the clock: single steps vary by more than 5 % on a busy machine.
+    By the devices' curves, not by the clock: step times vary by more than 5 % on a busy machine.
     """
     best = bests[levels]
     curves = [d.slowed(f) for d, f in zip(cluster.devices, levels, strict=True)]
@@ -188,7 +188,7 @@ def _steps_until(
 
 
 def target() -> None:
-    """Seconds to a loss, the same samples being trained on in the same order by all."""
+    """Seconds to reach a loss; all policies train on the same samples in the same order."""
     rows = []
     for cluster in (replace(MIXES[0], name="devices, first mix"), with_quotas(6)):
         steps = 150 if cluster.devices else 60
@@ -209,20 +209,20 @@ def target() -> None:
 
 
 def equals() -> None:
-    """Beside plain DDP on equal workers."""
+    """Against plain DDP on equal workers."""
     rows = []
     for workload, batch, turns, steps in (
         ("cnn", 64, 200, 5),
         ("resnet", 32, 60, 2),
         ("transformer", 32, 80, 2),
     ):
-        done = compare(workload, batch, turns=turns, steps=steps, warm=60, launches=4)
+        done = compare_with_ddp(workload, batch, turns=turns, steps=steps, warm=60, launches=4)
         rows.append(
             [workload, f"{done.ddp_s * 1000:.1f} ms", f"{done.ratio:.3f} ± {done.uncertainty:.3f}"]
         )
     _table("equal", ["workload", "DDP's step", "evenstep / DDP"], rows)
-    done = compare("wide", 64, turns=10, steps=2, warm=5)
-    slow = compare("slow", 64, turns=20, steps=2, warm=5)
+    done = compare_with_ddp("wide", 64, turns=10, steps=2, warm=5)
+    slow = compare_with_ddp("slow", 64, turns=20, steps=2, warm=5)
     rows = [
         [
             "highest memory of a rank, MB",
@@ -255,11 +255,11 @@ SECTIONS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Measure the sections asked for."""
-    asked = sys.argv[1:] or list(SECTIONS)
-    unknown = set(asked) - SECTIONS.keys()
+    """Run the sections named on the command line."""
+    names = sys.argv[1:] or list(SECTIONS)
+    unknown = set(names) - SECTIONS.keys()
     if unknown:
-        raise SystemExit(f"no section {min(unknown)}; there are {', '.join(SECTIONS)}")
+        raise SystemExit(f"no section {min(unknown)}; choose from {', '.join(SECTIONS)}")
     memory = psutil.virtual_memory().total / 2**30
     machine = f"{psutil.cpu_count()} cores, {memory:.0f} GiB, no GPU, {platform.machine()}"
     write(
@@ -269,7 +269,7 @@ def main() -> None:
         f"torch {torch.__version__}",
         MADE_BY,
     )
-    for name in asked:
+    for name in names:
         SECTIONS[name]()
 
 

@@ -1,4 +1,4 @@
-"""What the bench trains: the examples' networks, on data that is ready in memory."""
+"""The workloads of the benchmarks: the examples' networks, on data in memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Workload:
 
 
 def mlp(num: int) -> Workload:
-    """Small: nearly all of a step is reduction and overhead."""
+    """Small: reduction and overhead dominate the step."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     return Workload(model=model, data=made_up(num, (1, 8, 8), seed=1))
 
@@ -46,14 +46,14 @@ def cnn(num: int) -> Workload:
 
 
 def residual(num: int) -> Workload:
-    """ResNet-20 of examples/cifar_resnet.py, each worker normalising by itself."""
+    """ResNet-20 of examples/cifar_resnet.py, with local batch statistics."""
     return Workload(model=resnet(20), data=made_up(num, (3, 32, 32), seed=1))
 
 
 def transformer(num: int) -> Workload:
-    """The network of examples/char_transformer.py, wider, on lines of 64 characters."""
-    chance = torch.Generator().manual_seed(1)
-    text = torch.randint(64, (num, 65), generator=chance)
+    """A wider network of examples/char_transformer.py, on lines of 64 characters."""
+    rng = torch.Generator().manual_seed(1)
+    text = torch.randint(64, (num, 65), generator=rng)
 
     def loss(scores: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return cross_entropy(scores.flatten(0, 1), wanted.flatten())
@@ -63,21 +63,21 @@ def transformer(num: int) -> Workload:
 
 
 class Pause(nn.Module):
-    """Passes everything on; its backward takes a while in which the CPU is free, as with a GPU."""
+    """Identity whose backward pass sleeps, so that the CPU is free, as with a GPU."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The same, with a pause on the way back."""
+        """Return `x`; its backward pass sleeps."""
         if x.requires_grad:
             x.register_hook(lambda _: time.sleep(self.seconds))
         return x
 
 
 def wide(num: int, pause_s: float = 0.0) -> Workload:
-    """Ten layers of a million parameters each behind little compute: for memory and overlap."""
+    """Ten layers of a million parameters each and little compute, for memory and overlap."""
     layers = (part for _ in range(10) for part in (nn.Linear(1024, 1024), Pause(pause_s)))
     return Workload(
         model=nn.Sequential(nn.Flatten(), *layers), data=made_up(num, (1, 32, 32), seed=1), lr=1e-4
@@ -85,7 +85,7 @@ def wide(num: int, pause_s: float = 0.0) -> Workload:
 
 
 def slow(num: int) -> Workload:
-    """`wide`, ten times 10 ms of somebody else's compute in its backward pass."""
+    """`wide`, with ten pauses of 10 ms in its backward pass."""
     return wide(num, pause_s=0.01)
 
 

@@ -1,10 +1,10 @@
-"""A small transformer that learns to write a text, character by character.
+"""A small transformer that learns to write text character by character.
 
     python examples/char_transformer.py
     torchrun --nproc-per-node=3 examples/char_transformer.py --data book.txt --epochs 20
 
 A sample is a line of the text, so samples differ in length and the loss is a mean over characters,
-not over samples: `weight` tells evenstep how many characters a batch counts for.
+not over samples: `weight` tells evenstep how many characters a batch has.
 """
 
 from __future__ import annotations
@@ -19,68 +19,68 @@ from torch.nn.utils.rnn import pad_sequence
 
 import evenstep
 
-NONE = -100  # a target that does not count; cross_entropy leaves it out
+PADDING = -100  # padding target that cross_entropy ignores
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def made_up(num: int) -> list[str]:
     """Lines about animals, of one to four clauses."""
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     who, does = ["the cat", "a dog", "one old bear"], ["sees", "follows", "does not like"]
 
     def clause() -> str:
-        return f"{chance.choice(who)} {chance.choice(does)} {chance.choice(who)}"
+        return f"{rng.choice(who)} {rng.choice(does)} {rng.choice(who)}"
 
-    return [", ".join(clause() for _ in range(chance.integers(1, 5))) + "." for _ in range(num)]
+    return [", ".join(clause() for _ in range(rng.integers(1, 5))) + "." for _ in range(num)]
 
 
 def pairs(lines: list[str], alphabet: str) -> list[Batch]:
-    """Each line as characters to read and, one further, characters to predict."""
+    """Each line as input characters and, shifted by one, target characters."""
     code = {c: i for i, c in enumerate(alphabet)}
     rows = [torch.tensor([code[c] for c in line + "\n"]) for line in lines]
     return [(row[:-1], row[1:]) for row in rows]
 
 
 def collate(samples: list[Batch]) -> Batch:
-    """Lines filled up to the longest."""
+    """Pad lines to the longest."""
     return (
         pad_sequence([x for x, _ in samples], batch_first=True),
-        pad_sequence([y for _, y in samples], batch_first=True, padding_value=NONE),
+        pad_sequence([y for _, y in samples], batch_first=True, padding_value=PADDING),
     )
 
 
 def count(batch: Batch) -> float:
-    """How many characters of a batch are predicted."""
-    return float((batch[1] != NONE).sum())
+    """Number of target characters in a batch."""
+    return float((batch[1] != PADDING).sum())
 
 
 class Writer(nn.Module):
-    """Characters in, scores of the next character out."""
+    """Maps characters to scores of the next character."""
 
     def __init__(self, letters: int, longest: int, width: int = 64) -> None:
         super().__init__()
-        self.letter, self.place = nn.Embedding(letters, width), nn.Embedding(longest, width)
+        self.letter, self.position = nn.Embedding(letters, width), nn.Embedding(longest, width)
         layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.1, batch_first=True)
         self.body = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
         self.head = nn.Linear(width, letters)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores (batch, length, letters); no place sees the ones behind it."""
+        """Scores (batch, length, letters); a position does not see later ones."""
         length = x.shape[1]
-        unseen = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        seen = self.letter(x) + self.place(torch.arange(length, device=x.device))
-        scores: torch.Tensor = self.head(self.body(seen, mask=unseen, is_causal=True))
+        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        embedded = self.letter(x) + self.position(torch.arange(length, device=x.device))
+        scores: torch.Tensor = self.head(self.body(embedded, mask=future, is_causal=True))
         return scores
 
 
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, how: str = "mean") -> torch.Tensor:
-    """The loss over the characters that count."""
-    scores, wanted = model(x).flatten(0, 1), y.flatten()
-    return nn.functional.cross_entropy(scores, wanted, ignore_index=NONE, reduction=how)
+    """The loss over all characters but padding."""
+    scores, targets = model(x).flatten(0, 1), y.flatten()
+    return nn.functional.cross_entropy(scores, targets, ignore_index=PADDING, reduction=how)
 
 
 def main() -> None:
-    """Train on nine tenths of the lines, and tell the loss on the rest."""
+    """Train on nine tenths of the lines, and print the loss on the rest."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32, help="lines in the global batch")
@@ -111,10 +111,10 @@ def main() -> None:
             sums = torch.zeros(2)
             with torch.no_grad():
                 for x, y in session.evaluation(samples[split:], batch_size=64, collate_fn=collate):
-                    sums += torch.stack([loss_of(model, x, y, "sum"), (y != NONE).sum()])
+                    sums += torch.stack([loss_of(model, x, y, "sum"), (y != PADDING).sum()])
             total, num = session.sum(sums).tolist()
             if session.is_leader:
-                print(f"epoch {epoch + 1}  loss {total / num:.4f} a character")
+                print(f"epoch {epoch + 1}  loss {total / num:.4f} per character")
 
 
 if __name__ == "__main__":

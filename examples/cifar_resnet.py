@@ -1,4 +1,4 @@
-"""A residual network on CIFAR-10, or on made-up images of its shape.
+"""A residual network on CIFAR-10, or on generated images of the same shape.
 
     python examples/cifar_resnet.py
     torchrun --nproc-per-node=3 examples/cifar_resnet.py --depth 20 --epochs 90 --data DIR
@@ -20,7 +20,7 @@ import evenstep
 
 
 class Block(nn.Module):
-    """Two convolutions beside a shortcut; a shortcut that shrinks fills new channels with zeros."""
+    """Two convolutions and a shortcut, which subsamples and zero-pads new channels."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Block(nn.Module):
         self.stride, self.more = stride, after - before
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The block's output, of `after` channels."""
+        """The output, with `after` channels."""
         out = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
         short = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (*(0,) * 5, self.more))
         sum_: torch.Tensor = (out + short).relu()
@@ -41,7 +41,7 @@ class Block(nn.Module):
 def resnet(depth: int) -> nn.Sequential:
     """ResNet-20 for depth 20: three stages of (depth - 2) / 6 blocks."""
     if depth < 8 or (depth - 2) % 6:
-        raise ValueError(f"depth must be 6 n + 2, as 8, 14 or 20: got {depth}")
+        raise ValueError(f"depth must be 6 n + 2, such as 8, 14 or 20: got {depth}")
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
     layers += [nn.BatchNorm2d(16), nn.ReLU()]
     before = 16
@@ -56,7 +56,7 @@ def resnet(depth: int) -> nn.Sequential:
 def evaluate(
     session: evenstep.Session, model: nn.Module, data: TensorDataset
 ) -> tuple[float, float]:
-    """Mean loss and accuracy over a dataset that the workers share out among themselves."""
+    """Mean loss and accuracy over a dataset that the workers divide among themselves."""
     model.eval()
     sums = torch.zeros(2)
     for x, y in session.evaluation(data, batch_size=256):
@@ -69,7 +69,7 @@ def evaluate(
 
 
 def main() -> None:
-    """Train with a learning rate that falls every step, and tell how each epoch ended."""
+    """Train with a learning rate that decays every step, and print the result of each epoch."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64, help="the global batch")

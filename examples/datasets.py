@@ -1,4 +1,4 @@
-"""Data for the examples: read from files where there are any, made up where there are none."""
+"""Data for the examples, read from files or, without files, generated."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # from the package dataset-fashion-mnist
 
 
 def fashion_mnist(folder: Path | None, *, train: bool, limit: int) -> tuple[TensorDataset, str]:
-    """Images (1, 28, 28) from 0 to 1 with labels 0 to 9, and where they are from."""
+    """Images (1, 28, 28) from 0 to 1 with labels 0 to 9, and their origin."""
     if folder is None and not DEBIAN.is_dir():
         made = made_up(limit, (1, 28, 28), seed=1 if train else 2)
         return made, "made up; Debian's package dataset-fashion-mnist has the real data"
@@ -27,7 +27,7 @@ def cifar10(folder: Path | None, *, train: bool, limit: int) -> tuple[TensorData
     """Images (3, 32, 32) from 0 to 1 with labels 0 to 9, from the binary version of CIFAR-10."""
     if folder is None:
         made = made_up(limit, (3, 32, 32), seed=1 if train else 2)
-        return made, "made up; give --data the folder of CIFAR-10's binary version for the real"
+        return made, "made up; give --data the folder of CIFAR-10's binary version for real data"
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] if train else ["test_batch.bin"]
     raw = np.concatenate([np.fromfile(folder / name, dtype=np.uint8) for name in names])
     rows = raw.reshape(-1, 1 + 3 * 32 * 32)[:limit]
@@ -35,7 +35,7 @@ def cifar10(folder: Path | None, *, train: bool, limit: int) -> tuple[TensorData
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The bytes of an IDX file, compressed, in its own shape."""
+    """The array in a compressed IDX file of bytes."""
     raw = gzip.decompress(path.read_bytes())
     if raw[:3] != b"\0\0\x08":
         raise ValueError(f"{path} is not an IDX file of bytes")
@@ -45,13 +45,13 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def made_up(num: int, shape: tuple[int, int, int], *, seed: int) -> TensorDataset:
-    """Ten blurred patterns under noise; the patterns do not depend on the seed."""
+    """Ten blurred patterns with noise; the patterns do not depend on the seed."""
     channels, height, width = shape
     coarse = torch.rand(10, channels, 4, 4, generator=torch.Generator().manual_seed(0))
     patterns = torch.nn.functional.interpolate(coarse, (height, width), mode="bilinear")
-    chance = torch.Generator().manual_seed(seed)
-    labels = torch.randint(10, (num,), generator=chance)
-    noise = torch.randn(num, *shape, generator=chance)
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.randint(10, (num,), generator=rng)
+    noise = torch.randn(num, *shape, generator=rng)
     return TensorDataset((patterns[labels] + 0.3 * noise).clamp(0, 1), labels)
 
 

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node=3 examples/fashion_mnist.py --epochs 5 --limit 60000
 
 The data come from --data, a folder with the four IDX files, or from Debian's package
-dataset-fashion-mnist. Where there are none, made-up images of the same shape stand in.
+dataset-fashion-mnist. Without them, generated images of the same shape are used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def network() -> nn.Sequential:
 def evaluate(
     session: evenstep.Session, model: nn.Module, data: TensorDataset
 ) -> tuple[float, float]:
-    """Mean loss and accuracy over a dataset that the workers share out among themselves."""
+    """Mean loss and accuracy over a dataset that the workers divide among themselves."""
     model.eval()
     sums = torch.zeros(2)
     for x, y in session.evaluation(data, batch_size=500):
@@ -53,7 +53,7 @@ def evaluate(
 
 
 def main() -> None:
-    """Train, and tell loss and accuracy after every epoch."""
+    """Train, and print loss and accuracy after every epoch."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=128, help="the global batch")

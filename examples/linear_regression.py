@@ -1,4 +1,4 @@
-"""Linear regression on made-up data: a whole script, with a schedule, evaluation and saving.
+"""Linear regression on generated data: a whole script, with a schedule, evaluation and saving.
 
     python examples/linear_regression.py --save model.pt
     torchrun --nproc-per-node=3 examples/linear_regression.py --save model.pt
@@ -19,13 +19,13 @@ import evenstep
 
 
 def main() -> None:
-    """Find the weights that the data were made with."""
+    """Recover the weights that generated the data."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--limit", type=int, default=8192, help="samples")
     parser.add_argument("--features", type=int, default=32)
-    parser.add_argument("--save", metavar="FILE", help="where the trained model goes")
+    parser.add_argument("--save", metavar="FILE", help="file for the trained model")
     args = parser.parse_args()
 
     rng = torch.Generator().manual_seed(0)  # the same data on every worker
@@ -55,7 +55,7 @@ def main() -> None:
             with torch.no_grad():
                 for xs, ys in session.evaluation(held_out, batch_size=512):
                     error += nn.functional.mse_loss(model(xs), ys, reduction="sum")
-            # Every worker calls sum, one prints.
+            # All workers must call sum; one prints.
             mean, error = session.sum(total) / len(train), session.sum(error) / len(held_out)
             if session.is_leader:
                 print(f"epoch {epoch + 1}  loss {mean:.4f}  held-out loss {error:.4f}")

@@ -3,7 +3,7 @@
     python examples/loop_evenstep.py
     torchrun --nproc-per-node=3 examples/loop_evenstep.py
 
-Four lines of code differ, and an import: the lines with `session` in them.
+Only an import and four lines differ: those with `session` in them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import evenstep
 
 
 def main() -> None:
-    """Fit a small network to made-up data."""
+    """Fit a small network to generated data."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=64)

@@ -7,7 +7,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.chance import PROFILE
+from tests.hypothesis_examples import PROFILE
 
 # A slow machine is not a wrong program: time is measured in bench/, never asserted here.
 settings.register_profile(

@@ -1,7 +1,7 @@
-"""Hosts on one machine: network namespaces joined by a switch, with links that can be cut.
+"""Emulated hosts: network namespaces connected by a switch, with links that can be cut.
 
-The switch is a bridge in a namespace of its own, so the machine's own network is never touched.
-Namespaces carry their owner's pid in their names: what a killed run left, the next one removes.
+The switch is a bridge in its own namespace, so the machine's network is never touched. Namespaces
+carry their owner's pid in their names, so the next run removes the leftovers of a killed one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import pytest
 from evenstep.emulate.owner import new_name, orphans
 
 SPACES = Path("/run/netns")  # where `ip netns` keeps names
-LACKING = ("not permitted", "not supported", "Permission denied", "Unknown device type")
+UNAVAILABLE = ("not permitted", "not supported", "Permission denied", "Unknown device type")
 ENDING_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One of several, alike in everything but its network."""
+    """One host; hosts differ in nothing but their network."""
 
     space: str
     address: str
@@ -37,36 +37,42 @@ class Host:
     def popen(
         self, args: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start a process here, as `subprocess.Popen` does; it is ended with the host."""
-        command = [_ip(), "netns", "exec", self.space, *args]  # execs: the pid is the process's own
+        """Start a process on this host, like `subprocess.Popen`; it ends with the host."""
+        command = [
+            _ip(),
+            "netns",
+            "exec",
+            self.space,
+            *args,
+        ]  # `ip` execs, so the pid is that of the process
         process = subprocess.Popen(command, env=env, **options)
         self._started.append(process)
         return process
 
     def pids(self) -> list[int]:
-        """All processes that run here, whoever started them."""
+        """All processes on this host."""
         return _pids(self.space)
 
 
 class Hosts(list[Host]):
-    """Hosts that reach each other, until one is cut off."""
+    """Hosts that reach each other until one is cut off."""
 
     def __init__(self, switch: str) -> None:
         super().__init__()
         self._switch = switch
 
     def cut(self, i: int) -> None:
-        """Pull a host's cable: packets are lost without a word; inside the host all goes on."""
+        """Cut a host's link: packets are dropped silently; processes on the host keep running."""
         _run("-n", self._switch, "link", "set", f"port{i}", "down")
 
     def restore(self, i: int) -> None:
-        """Plug the cable in again."""
+        """Restore a host's link."""
         _run("-n", self._switch, "link", "set", f"port{i}", "up")
 
 
 @contextmanager
 def make_hosts(num: int) -> Iterator[Hosts]:
-    """So many hosts, gone at the end with all that runs in them. Skips the test without rights."""
+    """Create hosts; removed on exit with their processes. Skips the test without rights."""
     for orphan in orphans(SPACES):
         _remove(orphan.name)
     with ExitStack() as stack:
@@ -75,8 +81,8 @@ def make_hosts(num: int) -> Iterator[Hosts]:
         _run("-n", switch, "link", "set", "br0", "up")
         hosts = Hosts(switch)
         for i in range(num):
-            # Nobody else sees these addresses; a run's own are for whoever reads a log. Above 127:
-            # Gloo dials the lower of two addresses, so a loopback one cannot happen to work.
+            # The addresses are private; they vary by pid to tell runs apart in logs. Above 127.x:
+            # Gloo connects to the lower of two addresses, so loopback cannot work by accident.
             host = Host(_new_space(stack), f"192.168.{os.getpid() % 256}.{i + 1}")
             stack.callback(_end, host)
             port = (f"port{i}", "type", "veth", "peer", "name", "eth0", "netns", host.space)
@@ -98,7 +104,7 @@ def _new_space(stack: ExitStack) -> str:
 
 def _remove(space: str) -> None:
     _kill_all(space)
-    with suppress(subprocess.CalledProcessError):  # another run may sweep at the same time
+    with suppress(subprocess.CalledProcessError):  # another run may remove it at the same time
         _run("netns", "del", space)
 
 
@@ -112,7 +118,7 @@ def _end(host: Host) -> None:
 
 def _kill_all(space: str) -> None:
     deadline = time.monotonic() + ENDING_S
-    while pids := _pids(space):  # again: they may have started others meanwhile
+    while pids := _pids(space):  # repeat: they may have started others meanwhile
         assert time.monotonic() < deadline, f"processes {pids} outlive SIGKILL"
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -128,12 +134,12 @@ def _pids(space: str) -> list[int]:
 
 def _run(*args: str) -> str:
     done = subprocess.run([_ip(), *args], capture_output=True, text=True, check=False, timeout=600)
-    if any(word in done.stderr for word in LACKING):
-        pytest.skip(f"no hosts here: ip {' '.join(args)}: {done.stderr.strip()}")
+    if any(word in done.stderr for word in UNAVAILABLE):
+        pytest.skip(f"cannot emulate hosts: ip {' '.join(args)}: {done.stderr.strip()}")
     done.check_returncode()
     return done.stdout
 
 
 def _ip() -> str:
     found = shutil.which("ip", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-    return found or pytest.skip("no hosts here: iproute2's ip is not installed")
+    return found or pytest.skip("cannot emulate hosts: iproute2 is not installed")

@@ -1,8 +1,8 @@
-"""Breaks the code in one place at a time and sees that tests fail: `make mutants`.
+"""Breaks the code in one place at a time and checks that tests fail: `make mutants`.
 
-Each mutant is a file, a piece of it, what it becomes, and tests that protect it. It is applied to
-a copy of the repository. A survivor is a gap in the tests, or equivalent code; it is named at the
-end. Not part of `make test`: mutants that hang are only noticed after BOUND_S.
+Each mutant is a file, a piece of its code, the replacement, and the tests that should fail. It is
+applied to a copy of the repository. A survivor is a gap in the tests, or equivalent code; survivors
+are listed at the end. Not part of `make test`: a mutant that hangs takes BOUND_S.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-BOUND_S = 300  # a mutant may hang: that is found out too
+BOUND_S = 300  # a mutant may hang: that counts as a failure
 TRAIN, COORDINATE, DECIDE = (f"src/evenstep/{room}/" for room in ("train", "coordinate", "decide"))
 
 RECOVERY, LOOPS = "tests/faults/test_recovery.py", "tests/faults/test_loops.py"
@@ -23,12 +23,12 @@ CHANGES, SCALING = "tests/faults/test_changes.py", "tests/faults/test_scaling.py
 
 
 class Mutant(NamedTuple):
-    """One way to break the code, and who should notice."""
+    """One way to break the code, and the tests that should fail."""
 
     path: str
     code: str
     becomes: str
-    tests: str  # a path, and optionally what to select: "path -k words"
+    tests: str  # paths, and optionally a selection: "path -k words"
 
 
 MUTANTS = [
@@ -161,7 +161,7 @@ MUTANTS = [
         "                if not bucket.filled:",
         "tests/train/test_exact.py",
     ),
-    # Groups.
+    # Process groups.
     Mutant(
         TRAIN + "comm/group.py",
         "                abort_gloo(box[0], self.rank, self.world)",
@@ -289,7 +289,7 @@ MUTANTS = [
 
 
 def main(*words: str) -> int:
-    """Try all mutants whose path or tests contain one of the words; how many survive."""
+    """Run the mutants whose path or tests contain one of the words. Returns the survivors."""
     chosen = [m for m in MUTANTS if not words or any(w in f"{m.path} {m.tests}" for w in words)]
     survivors = [mutant for mutant in chosen if not _is_noticed(mutant)]
     for mutant in survivors:
@@ -314,7 +314,7 @@ def _is_noticed(mutant: Mutant) -> bool:
 
 
 def _passes(copy: Path, tests: str) -> bool:
-    """Whether tests pass on a copy. What is imported there is the copy's, in children too."""
+    """Whether tests pass on a copy, which child processes import too."""
     paths, _, words = tests.partition(" -k ")
     selected = ["-k", words] if words else []
     command = [sys.executable, "-m", "pytest", "-x", "-q", f"--timeout={BOUND_S}"]

@@ -16,7 +16,7 @@ from evenstep.decide.batching import POLICIES
 from evenstep.errors import ConfigError, InvalidInputError, PausedError
 from evenstep.journal import Journal, read
 from evenstep.types import Worker
-from tests.chance import examples
+from tests.hypothesis_examples import examples
 
 PACE = {"a": 0.001, "b": 0.002, "c": 0.004}
 

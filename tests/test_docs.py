@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep.launch.local import LOOK_S
+from evenstep.launch.local import POLL_S
 from evenstep.train.recover.checkpoint import Checkpoints
 from evenstep.train.recover.state import TrainingState
 from evenstep.types import StepReport
@@ -50,7 +50,7 @@ def test_the_journal_page_shows_a_report_with_all_of_its_fields() -> None:
 
 
 def test_the_recovery_page_says_how_often_a_run_looks_for_dying_workers() -> None:
-    assert f"`evenstep run` looks every {1000 * LOOK_S:.0f} ms" in page("recovery.md")
+    assert f"`evenstep run` looks every {1000 * POLL_S:.0f} ms" in page("recovery.md")
 
 
 def test_the_recovery_page_says_how_to_get_a_model_out_of_a_checkpoint(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The same training job, once for each way of living with workers that come and go.
+"""The same training job for each system that handles roster changes.
 
-Started by `bench.transitions`, never by hand. They import nothing but torch and their own runtime.
+Started by `bench.transitions`, not by hand. They import nothing but torch and their own runtime.
 """

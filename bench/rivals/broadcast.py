@@ -1,4 +1,4 @@
-"""Raw broadcast between two processes: megabytes a second, as Gloo does it."""
+"""Raw throughput of Gloo's broadcast between two processes, in bytes per second."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import time
 import torch
 from torch import distributed
 
-SIZE, NUM = 16 << 20, 25  # floats of a broadcast, broadcasts
+SIZE, NUM = 16 << 20, 25  # floats per broadcast, number of broadcasts
 
 
 def main() -> None:
-    """Started under torchrun with two processes."""
+    """Run under torchrun with two processes."""
     distributed.init_process_group("gloo")
     torch.set_num_threads(1)
     block = torch.ones(SIZE)
     distributed.broadcast(block, 0)
     distributed.barrier()
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     for _ in range(NUM):
         distributed.broadcast(block, 0)
     distributed.barrier()
     if distributed.get_rank() == 0:
-        print(NUM * SIZE * 4 / (time.monotonic() - begun_s), flush=True)
-    os._exit(0)  # not the usual way out: now and then Gloo's own threads abort the process in it
+        print(NUM * SIZE * 4 / (time.monotonic() - started_s), flush=True)
+    os._exit(0)  # skip the shutdown, in which Gloo's threads sometimes abort the process
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Less than a core for the process at hand."""
+"""A CPU quota for this process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from evenstep.emulate import Quota
 
 
 @contextmanager
-def held(cores: float) -> Iterator[None]:
-    """With a quota for this process, if there is to be one: starting up is nobody's figure here."""
+def limit_cores(cores: float) -> Iterator[None]:
+    """Run under a quota of `cores`; 0 for none. Enter it after start-up, which must not count."""
     if not cores:
         yield
         return

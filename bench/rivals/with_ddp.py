@@ -1,4 +1,4 @@
-"""On plain DDP with checkpoints: for checkpoint-restart, and for torchrun's elastic restart."""
+"""Plain DDP with checkpoints, for checkpoint-restart and for torchrun's elastic restart."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from bench.rivals.common import Told, arguments, network, optimizer_of, samples
-from bench.rivals.quota import held
+from bench.rivals.quota import limit_cores
+from bench.rivals.training import (
+    StepLog,
+    network,
+    optimizer_of,
+    parse_arguments,
+    samples,
+)
 
 EVERY = 10  # steps between checkpoints
 
 
 def main() -> None:
-    """Train from the checkpoint there is, until told to stop."""
-    args = arguments()
-    told = Told(args.out)
+    """Train from the newest checkpoint until stopped."""
+    args = parse_arguments()
+    log = StepLog(args.out)
     stop = torch.zeros(1)
     if args.graceful:
         signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))
@@ -39,7 +45,7 @@ def main() -> None:
     model = DistributedDataParallel(net)
     data = samples(args.model, args.samples)
     sampler: DistributedSampler[Any] = DistributedSampler(data)
-    with held(args.cores):
+    with limit_cores(args.cores):
         for x, y in cycle(DataLoader(data, batch_size=args.batch // world, sampler=sampler)):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
@@ -47,14 +53,14 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             step += 1
-            told.step(step, world)
-            asked = stop.clone()
+            log.step(step, world)
+            stopping = stop.clone()
             if args.graceful:
-                torch.distributed.all_reduce(asked)
-            if rank == 0 and (asked > 0 or step % EVERY == 0):
+                torch.distributed.all_reduce(stopping)
+            if rank == 0 and (stopping > 0 or step % EVERY == 0):
                 _save(path, {"model": net.state_dict(), "optimizer": optimizer.state_dict()}, step)
-            if asked > 0:
-                os._exit(0)  # the quickest way out
+            if stopping > 0:
+                os._exit(0)  # the fastest exit
 
 
 def _save(path: Path, state: dict[str, Any], step: int) -> None:

@@ -1,4 +1,4 @@
-"""On torchft's managed DDP, by the loop of its documentation. Every replica is one process."""
+"""torchft's managed DDP, as in its documentation. Each replica is one process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,20 @@ from torchft import (  # type: ignore[import-not-found]
     ProcessGroupGloo,
 )
 
-from bench.rivals.common import Told, arguments, network, optimizer_of, samples
+from bench.rivals.training import (
+    StepLog,
+    network,
+    optimizer_of,
+    parse_arguments,
+    samples,
+)
 
 
 def main() -> None:
     """Train until killed."""
-    args = arguments()
-    told = Told(args.out)
-    # What torchrun would do for the ranks of one replica.
+    args = parse_arguments()
+    log = StepLog(args.out)
+    # torchrun would host this store for the ranks of one replica.
     store = TCPStore(
         "127.0.0.1", int(os.environ["MASTER_PORT"]), None, True, wait_for_workers=False
     )
@@ -60,7 +66,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if manager.current_step() > before:
-            told.step(manager.current_step(), manager.num_participants())
+            log.step(manager.current_step(), manager.num_participants())
     del store
 
 

@@ -1,4 +1,4 @@
-"""A heuristic of one's own: the fewest workers with which a job ends in time."""
+"""A custom scaling heuristic: the fewest workers with which a job meets its deadline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evenstep.ports import JobView, SizeRecord
 
 
 class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The larger size is worth it while the smaller one would be late, and the larger is faster."""
+    """The larger size is worth it if the smaller one would be late and the larger one is faster."""
 
     seconds: float  # for the whole job
 
@@ -18,7 +18,7 @@ class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError("seconds", f"must be above 0, got {self.seconds:g}")
 
     def worth(self, smaller: SizeRecord, larger: SizeRecord, job: JobView) -> tuple[bool, str]:
-        """Pass or fail, and the figures it rests on."""
+        """Whether the larger size is worth it, and why."""
         ends_s = job.elapsed_s + job.samples_left / smaller.samples_per_s
-        told = f"{smaller.num_workers} would end at {ends_s:.0f} s of {self.seconds:.0f} s"
-        return ends_s > self.seconds and larger.samples_per_s > smaller.samples_per_s, told
+        reason = f"{smaller.num_workers} would end at {ends_s:.0f} s of {self.seconds:.0f} s"
+        return ends_s > self.seconds and larger.samples_per_s > smaller.samples_per_s, reason

@@ -1,8 +1,8 @@
-"""What workers, operators and the coordinator say to each other: one line of JSON each.
+"""The messages between workers, operators and the coordinator: one line of JSON each.
 
-The coordinator speaks first, with a nonce. Whoever connects answers with a proof that it knows the
-run's token, and only then is anything else read from it. With it goes a nonce of its own: the
-coordinator's answer proves that it knows the token, too. The token itself is never sent.
+Handshake: the coordinator sends a nonce. The client answers with a proof that it knows the run's
+token, and with its own nonce; the coordinator reads nothing else before that. The coordinator's
+answer proves that it knows the token, too. The token itself is never sent.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from evenstep.wire import Codec
 
 PROTOCOL = 3
 GREETING_BYTES = 2**16
-"""The longest line from someone who has not proved anything yet."""
+"""The longest line accepted from a client that has not authenticated."""
 
 CLIENT, COORDINATOR = "client", "coordinator"
-"""Whose proof it is: what one side can be made to say is of no use in the other's place."""
+"""Who made a proof: neither side's proof can be replayed as the other's."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """One line."""
+    """Base of all messages."""
 
 
-# First words.
+# Handshake.
 
 
 class Greeting(Message, frozen=True, kw_only=True):
-    """The coordinator's first line."""
+    """The coordinator's first message."""
 
     protocol: int = PROTOCOL
     nonce: str
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """The answer of a worker. One that was in the run before says so: `worker`, `generation`."""
+    """A worker's first message. A worker that reconnects gives `worker` and `generation`."""
 
     protocol: int = PROTOCOL
     proof: str
     nonce: str = ""  # for the coordinator's proof
-    worker: WorkerId = ""  # empty: give me a name
+    worker: WorkerId = ""  # empty: the coordinator chooses one
     generation: int = 0  # that it trains in; 0: it is new
     host: str = ""
     pid: int = 0
 
 
 class Ask(Message, frozen=True, kw_only=True):
-    """The answer of an operator: one question, one `Answer`, and the connection ends."""
+    """An operator's only message; the coordinator sends one `Answer` and hangs up."""
 
     protocol: int = PROTOCOL
     proof: str
@@ -62,7 +62,7 @@ class Ask(Message, frozen=True, kw_only=True):
 
 
 class Answer(Message, frozen=True, kw_only=True):
-    """To an operator. `problem` is empty if it was done."""
+    """To an operator. `problem` is empty on success."""
 
     problem: str = ""
     told: dict[str, Any] = {}
@@ -70,10 +70,9 @@ class Answer(Message, frozen=True, kw_only=True):
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """The last line to someone who cannot take part.
+    """The coordinator turns a client away and hangs up.
 
-    Without a proof if it is the first and goes to someone who has proved nothing: a worker that is
-    in the run does not end because of it.
+    Without a proof if the client has not authenticated: a worker of the run ignores such a message.
     """
 
     why: str
@@ -81,15 +80,15 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """A worker's name for life, and the terms."""
+    """A worker is admitted: its id, and the terms of the run."""
 
     worker: WorkerId
     lease_s: float
-    run: str = ""  # the run's folder, on the coordinator's host
-    checkpoint_every_s: float = 0.0  # 0: none while training
+    run: str = ""  # the run folder, on the coordinator's host
+    checkpoint_every_s: float = 0.0  # 0: none during training
     checkpoints_kept: int = 3
-    resume: str = ""  # the checkpoint to begin from
-    underway: bool = False  # others train, and will hand over their state
+    resume: str = ""  # the checkpoint to start from
+    underway: bool = False  # others already train and will send their state
     proof: str = ""  # the coordinator's
 
 
@@ -100,28 +99,28 @@ ALIKE = (
     *("batch", "per_worker", "limit", "length", "seed", "shuffle", "drop_last"),
     *("prefetched", "things", "disabled_scalers", "model"),
 )
-"""What all workers of a run must have alike, of what they say when they are ready."""
+"""Fields of `Ready` that must be equal on all workers of a run."""
 
 WAY_OUT = {
-    "disabled_scalers": "; a GradScaler must be enabled on all workers or on none, or gradients of "
+    "disabled_scalers": "; enable GradScaler on all workers or on none, otherwise gradients of "
     "different scales are summed",
 }
 
 
 def differ(name: str, one: Any, where: str, other: Any, elsewhere: str) -> str:
-    """What to tell of a fact that is not alike, with the way out if it needs one."""
-    told, than = ("none" if value == "" else value for value in (one, other))
-    return f"is {told} {where}, {than} {elsewhere}{WAY_OUT.get(name, '')}"
+    """The message for a field that differs between workers, with the way out if there is one."""
+    mine, theirs = ("none" if value == "" else value for value in (one, other))
+    return f"is {mine} {where}, {theirs} {elsewhere}{WAY_OUT.get(name, '')}"
 
 
-# Defaults are left out: a coordinator of an older version refuses fields that it does not know.
+# Omits defaults: a coordinator of an older version rejects fields that it does not know.
 class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Started up, model and data built: ready to take a share."""
+    """A worker has built its model and data and is ready for a share."""
 
     kind: str
     cores: float
     cap: int | None = None
-    batch: int  # global; 0: it grows, `per_worker` for each up to `limit`
+    batch: int  # global; 0: `per_worker` for each worker, up to `limit`
     per_worker: int = 0
     limit: int = 0
     length: int  # of the dataset
@@ -129,36 +128,36 @@ class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
     shuffle: bool = True
     drop_last: bool = False
     prefetched: int
-    things: str = ""  # names of what has a state, besides the model
-    disabled_scalers: str = ""  # names of the GradScalers among them that do not scale
-    settings: dict[str, Any] = {}  # the script's own, of the config tree
+    things: str = ""  # names of the stateful objects besides the model
+    disabled_scalers: str = ""  # names of the disabled GradScalers among them
+    settings: dict[str, Any] = {}  # from the script
     model: str  # a digest of names, shapes and dtypes
-    address: str  # of the store that this worker hosts, for generations it leads
+    address: str  # of this worker's store, for generations that it leads
     port: int
-    sees_folder: bool = False  # the run's: it can write checkpoints
+    sees_folder: bool = False  # it can write checkpoints to the run folder
 
 
 class Began(Message, frozen=True, kw_only=True):
-    """The leader: a generation has begun, at this step."""
+    """From the leader: a generation has started, at this step."""
 
     generation: int
     step: int
 
 
 class Stepped(Message, frozen=True, kw_only=True):
-    """The leader: a step was taken, after others in which nothing was new."""
+    """From the leader: a step was committed, after `quiet` steps that were not reported."""
 
     generation: int
     step: int
     seconds: float
     reports: tuple[StepReport, ...]
     grad_squared_norm: float = 0.0  # of the whole step's gradient; 0: not measured
-    quiet: Steps = Steps()  # the others
-    position: int = 0  # samples of the job that the run has walked through
+    quiet: Steps = Steps()  # since the last report
+    position: int = 0  # samples of the job consumed so far
 
 
 class Stuck(Message, frozen=True, kw_only=True):
-    """This worker waits for its peers, longer than a step can take."""
+    """A worker has waited for other workers for longer than a step can take."""
 
     generation: int
     step: int
@@ -170,12 +169,12 @@ class Alive(Message, frozen=True, kw_only=True):
 
     generation: int
     step: int
-    waiting: bool  # on its peers
-    apart: bool = False  # from its sums on, until the next batch: the script's own time
+    waiting: bool  # for other workers
+    apart: bool = False  # between the all-reduce and the next batch: in the script's own code
 
 
 class Leaving(Message, frozen=True, kw_only=True):
-    """A worker asks to be let go at a step's end: a spot notice, a signal."""
+    """A worker asks to leave at the end of a step, after a spot notice or a signal."""
 
     why: str
 
@@ -196,29 +195,29 @@ class Failed(Message, frozen=True, kw_only=True):
 
 
 class Generation(Message, frozen=True, kw_only=True):
-    """A new generation. `planned`: at the end of the step in which the leader passes it on, with
-    the old one training on until then. Otherwise at once: the step at hand is void.
+    """A new generation. `planned`: workers finish the step in which the leader announces it.
+    Otherwise they switch at once, and the current step is void.
 
-    A worker that is not in the roster leaves, or waits if it is one of the spares. An empty roster
-    ends the run.
+    A worker that is not in the roster leaves, or waits if it is a spare. An empty roster ends the
+    run.
     """
 
     number: int
     roster: tuple[WorkerId, ...]  # by rank
     shares: tuple[int, ...]  # by rank
     lr_factor: float = 1.0
-    lr_warmup_steps: int = 0  # in which the learning rate gets there
-    measures: bool = False  # squared norms of gradients are wanted
+    lr_warmup_steps: int = 0  # steps until the learning rate reaches the factor
+    measures: bool = False  # workers measure squared gradient norms
     planned: bool
     spares: tuple[WorkerId, ...] = ()
-    saves: WorkerId = ""  # who writes checkpoints; the last one, where the roster is empty
+    saves: WorkerId = ""  # writes checkpoints; with an empty roster, the final one
     address: str = ""  # of the leader's store
     port: int = 0
     reason: str
 
 
 class NewPlan(Message, frozen=True, kw_only=True):
-    """To the leader: other shares."""
+    """To the leader: new shares."""
 
     generation: int
     shares: tuple[int, ...]  # by rank
@@ -227,17 +226,17 @@ class NewPlan(Message, frozen=True, kw_only=True):
 
 
 class Paused(Message, frozen=True, kw_only=True):
-    """Too few workers: wait, state in hand."""
+    """Too few workers: keep the state and wait."""
 
     reason: str
 
 
 class Lease(Message, frozen=True, kw_only=True):
-    """The coordinator has heard a heartbeat: the lease runs anew."""
+    """The coordinator has received a heartbeat and renews the lease."""
 
 
 class Goodbye(Message, frozen=True, kw_only=True):
-    """Nothing more is expected of this worker: it may end."""
+    """This worker may exit."""
 
     why: str = ""
 
@@ -251,10 +250,10 @@ to_client: Codec[ToClient] = Codec(ToClient)
 
 
 def proof(token: str, nonce: str, whose: str = CLIENT) -> str:
-    """Shows that one knows the token, without telling it."""
+    """A proof of knowing the token that does not reveal it."""
     return hmac.new(token.encode(), f"{whose} {nonce}".encode(), hashlib.sha256).hexdigest()
 
 
-def proves(told: str, token: str, nonce: str, whose: str = CLIENT) -> bool:
-    """Whether a proof is right, in time that does not depend on how wrong it is."""
-    return hmac.compare_digest(told.encode(), proof(token, nonce, whose).encode())
+def proves(given: str, token: str, nonce: str, whose: str = CLIENT) -> bool:
+    """Whether a proof is valid, compared in constant time."""
+    return hmac.compare_digest(given.encode(), proof(token, nonce, whose).encode())

@@ -1,4 +1,4 @@
-"""A message is one line of JSON: strictly decoded, limited in size, refused with a typed error."""
+"""Messages as lines of JSON: strictly decoded, limited in size, rejected with a typed error."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from evenstep.errors import InvalidInputError
 T = TypeVar("T")
 
 MAX_BYTES = 64 * 2**20
-"""The longest line: room for the reports of a few hundred thousand workers."""
+"""The longest line: enough for the reports of a few hundred thousand workers."""
 
 
 class Codec(Generic[T]):
-    """One kind of message as lines. A line that is refused raises InvalidInputError alone."""
+    """Encodes and decodes one type of message. Raises nothing but InvalidInputError."""
 
     def __init__(self, kind: Any, *, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -23,9 +23,9 @@ class Codec(Generic[T]):
         self._encoder = msgspec.json.Encoder()
 
     def encode(self, message: T) -> bytes:
-        """The message as one line, its newline included."""
+        """The message as one line, with its newline."""
         try:
-            line = self._encoder.encode(message) + b"\n"  # JSON writes a newline in text as \n
+            line = self._encoder.encode(message) + b"\n"  # JSON escapes newlines in text
         except (TypeError, ValueError, OverflowError, RecursionError) as e:
             raise InvalidInputError("message", f"cannot be written as JSON: {e}") from None
         if len(line) > self.max_bytes:
@@ -39,9 +39,9 @@ class Codec(Generic[T]):
         try:
             return self._decoder.decode(line)
         except msgspec.ValidationError as e:
-            raise InvalidInputError("message", f"is not as it should be: {e}") from None
+            raise InvalidInputError("message", f"has the wrong form: {e}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             raise InvalidInputError("message", f"is not one line of JSON: {e}") from None
 
     def _too_long(self, num_bytes: int) -> str:
-        return f"is {num_bytes} bytes long, at most {self.max_bytes} are read"
+        return f"has {num_bytes} bytes, more than the limit of {self.max_bytes}"

@@ -1,6 +1,6 @@
-"""A training script without training: workers that agree through a file instead of a group.
+"""A training script that does not train: workers share a step counter in a file.
 
-Arguments: the number of steps; then, optionally, what goes wrong and on which worker.
+Arguments: the number of steps; then, optionally, a fault and the worker that has it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from evenstep.launch.environment import CoordinatorAddress, find
+from evenstep.launch.environment import CoordinatorAddress, read_environment
 from evenstep.messages import Alive, Done, Failed, Generation, Goodbye, Leaving, Paused
 from tests.coordinate.fake import FakeWorker
 
@@ -21,7 +21,7 @@ STEP_S = 0.02
 
 
 def main(num_steps: int, wrong: str = "", who: str = "") -> None:
-    where = find(os.environ)
+    where = read_environment(os.environ)
     assert isinstance(where, CoordinatorAddress)
     if wrong == "import" and where.worker == who:
         raise ImportError("no module named tensorbored")
@@ -66,8 +66,8 @@ def train(worker: FakeWorker, counter: Path, num_steps: int, wrong: str) -> None
                     sys.exit(0 if planned else os.EX_TEMPFAIL)
                 worker.begin(message)
                 say(f"{worker.id} begins {number} of {len(roster)}")
-        told = worker.generation
-        if told is None or paused or isinstance(message, Generation):
+        generation = worker.generation
+        if generation is None or paused or isinstance(message, Generation):
             continue
         if wrong == "raise" and steps >= 3:
             raise ValueError("the data is bad")
@@ -79,8 +79,8 @@ def train(worker: FakeWorker, counter: Path, num_steps: int, wrong: str) -> None
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             say(f"{worker.id} hangs")
             time.sleep(600)
-        if told.roster[0] == worker.id:
-            with suppress(OSError):  # nobody may listen any more: noticed at the next look
+        if generation.roster[0] == worker.id:
+            with suppress(OSError):  # the coordinator may be gone: noticed at the next poll
                 worker.step(steps)
             _write(counter, steps + 1)
     worker.say(Done(step=steps))

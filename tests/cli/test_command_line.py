@@ -1,4 +1,4 @@
-"""The command line as a whole: quick to answer, and one line for what it refuses."""
+"""The command line as a whole: it answers quickly and refuses bad input in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from evenstep import __version__
 from evenstep.cli.main import COMMANDS, main
-from evenstep.cli.run import command as run
+from evenstep.cli.run import run_command
 from evenstep.coordinate.member import Terms
 from evenstep.decide.batching import POLICIES
 from evenstep.errors import nearest
@@ -22,12 +22,12 @@ HEAVY = {"torch", "numpy", "yaml", "msgspec"}
 
 
 def test_help_loads_nothing_heavy() -> None:
-    asked = (
+    help_code = (
         "import sys; from evenstep.cli.main import main; main(['--help'], standalone_mode=False)"
     )
-    tell = "; print('loaded', *sorted(m for m in sys.modules if '.' not in m))"
+    report = "; print('loaded', *sorted(m for m in sys.modules if '.' not in m))"
     done = subprocess.run(
-        [sys.executable, "-c", asked + tell], capture_output=True, text=True, check=True
+        [sys.executable, "-c", help_code + report], capture_output=True, text=True, check=True
     )
     *answer, loaded = done.stdout.splitlines()
     assert "Commands:" in answer
@@ -42,7 +42,7 @@ def test_python_m_evenstep_is_evenstep() -> None:
     assert done.stdout == f"evenstep {__version__}\n"
 
 
-def test_every_command_is_listed_and_says_the_same_of_itself() -> None:
+def test_every_command_is_listed_and_has_help() -> None:
     listed = CliRunner().invoke(main, ["--help"]).output
     for name, summary in COMMANDS.items():
         assert f"{name} " in listed
@@ -58,16 +58,16 @@ def test_commands_load_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "says"),
+    ("typed", "message"),
     [
         ("simulat", "No such command 'simulat'. Did you mean 'simulate'?"),
         ("xyzzy", "No such command 'xyzzy'."),
     ],
 )
-def test_an_unknown_command_is_refused_with_the_nearest_one(typed: str, says: str) -> None:
+def test_an_unknown_command_is_refused_with_the_nearest_one(typed: str, message: str) -> None:
     result = CliRunner().invoke(main, [typed])
     assert result.exit_code == 2
-    assert says in result.output
+    assert message in result.output
 
 
 def test_a_negative_number_of_workers_is_refused_as_a_number() -> None:
@@ -77,7 +77,7 @@ def test_a_negative_number_of_workers_is_refused_as_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["--policy", "automatic"], "policy: unknown name 'automatic'; did you mean auto?"),
         (["--policy", ""], "--policy: is empty; give a name, or leave the option out"),
@@ -88,19 +88,19 @@ def test_a_negative_number_of_workers_is_refused_as_a_number() -> None:
         ),
     ],
 )
-def test_a_plug_that_cannot_be_is_refused_before_a_run_has_a_folder(
-    tmp_path: Path, options: list[str], says: str
+def test_an_invalid_plug_is_refused_before_a_run_folder_is_made(
+    tmp_path: Path, options: list[str], message: str
 ) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "run"
     script.write_text("")
     result = CliRunner().invoke(main, ["run", *options, "--run", str(folder), str(script)])
     assert result.exit_code == 2
-    assert says in result.stderr
+    assert message in result.stderr
     assert not folder.exists()
 
 
 @pytest.mark.parametrize("made_before", [False, True])
-def test_a_run_that_could_not_listen_leaves_its_folder_as_it_was(
+def test_a_run_that_cannot_listen_leaves_its_folder_as_it_was(
     tmp_path: Path, made_before: bool
 ) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "run"
@@ -110,7 +110,7 @@ def test_a_run_that_could_not_listen_leaves_its_folder_as_it_was(
         (folder / "notes.txt").write_text("the user's own")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        for _ in range(2):  # the second time, the folder is free to be used
+        for _ in range(2):  # the second time, the folder can be used again
             result = CliRunner().invoke(
                 main, ["run", "--port", port, "--run", str(folder), str(script)]
             )
@@ -122,7 +122,7 @@ def test_a_run_that_could_not_listen_leaves_its_folder_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (
             ["--workers", "2", "--min", "5"],
@@ -133,22 +133,22 @@ def test_a_run_that_could_not_listen_leaves_its_folder_as_it_was(
         (["--workers", "0"], ""),
     ],
 )
-def test_fewer_workers_than_the_minimum_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: list[str], says: str
+def test_fewer_workers_than_the_minimum_cause_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: list[str], message: str
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text("")
-    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that the run ends right there
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that the run fails at once
         port = str(taken.getsockname()[1])
         args = [*options, "--port", port, "--run", str(tmp_path / "run"), str(script)]
         assert CliRunner().invoke(main, ["run", *args]).exit_code == 2
     assert [r.levelname for r in caplog.records if "workers.min" in r.message] == [
         "WARNING"
-    ] * bool(says)
-    assert says in caplog.text
+    ] * bool(message)
+    assert message in caplog.text
 
 
-def test_a_price_that_cannot_be_leaves_no_folder(tmp_path: Path) -> None:
+def test_an_invalid_price_leaves_no_folder(tmp_path: Path) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "run"
     script.write_text("")
     args = ["run", "--price", "cheap", "--run", str(folder), str(script)]
@@ -160,13 +160,13 @@ def test_a_price_that_cannot_be_leaves_no_folder(tmp_path: Path) -> None:
     ("name", "near"),
     [("automatic", "auto"), ("autoo", "auto"), ("unifrom", "uniform"), ("prop", "proportional")],
 )
-def test_names_that_begin_alike_are_nearest(name: str, near: str) -> None:
+def test_the_nearest_name_has_the_same_beginning(name: str, near: str) -> None:
     assert nearest(name, POLICIES) == near
     assert nearest("xyzzy", POLICIES) == ""
 
 
-def test_help_says_what_a_worker_costs_if_no_price_is_given() -> None:
-    price = next(option for option in run.params if option.name == "prices")
+def test_help_names_the_default_price() -> None:
+    price = next(option for option in run_command.params if option.name == "prices")
     assert isinstance(price, click.Option)
     assert price.help is not None
     assert f"[default: {Terms().price_of('cpu'):g}]" in price.help

@@ -1,4 +1,4 @@
-"""`evenstep join`: what a worker is told of the run that it is started for."""
+"""`evenstep join`: the environment of a worker, and how a run is found."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from evenstep.cli.endpoint import advertised_address, ask_coordinator, find_coordinator
 from evenstep.cli.main import main
-from evenstep.cli.place import locate, outward, question
 from evenstep.coordinate.ask import ask_from
 from evenstep.errors import ConfigError
 from evenstep.messages import Ask
@@ -24,14 +24,14 @@ BOUND_S = 600.0
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """It says what its environment tells it of the run."""
-    path = tmp_path / "told.py"
+    """Prints evenstep's variables of its environment."""
+    path = tmp_path / "print_environment.py"
     found = "{k: v for k, v in os.environ.items() if k.startswith('EVENSTEP_')}"
     path.write_text(f"import json, os; print(json.dumps({found}))")
     return path
 
 
-def told(*args: str | Path) -> dict[str, Any]:
+def environment_of(*args: str | Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "evenstep", "join", *map(str, args)],
         capture_output=True,
@@ -43,28 +43,26 @@ def told(*args: str | Path) -> dict[str, Any]:
     return found
 
 
-def test_the_certificate_of_a_run_is_passed_on(tmp_path: Path, script: Path) -> None:
+def test_the_certificate_of_a_run_is_passed_to_the_worker(tmp_path: Path, script: Path) -> None:
     cert, key = make_certificate(tmp_path, "known")
     with hosted(tmp_path / "run", tls=speaking_tls(cert, key)) as run:
         run.host.folder.write_tls_ca(cert)
-        env = told(tmp_path / "run", script)
+        env = environment_of(tmp_path / "run", script)
     assert env["EVENSTEP_TLS_CA"] == str(tmp_path / "run" / "tls.pem")
     assert env["EVENSTEP_COORDINATOR"] == run.address
 
 
-def test_where_a_worker_is_reached_is_told_unless_it_is_loopback(
-    tmp_path: Path, script: Path
-) -> None:
+def test_a_worker_gets_its_address_unless_it_is_loopback(tmp_path: Path, script: Path) -> None:
     with hosted(tmp_path / "run") as run:
-        assert "EVENSTEP_ADDRESS" not in told(tmp_path / "run", script)
-        own = told("--address", "10.0.0.7", tmp_path / "run", script)
+        assert "EVENSTEP_ADDRESS" not in environment_of(tmp_path / "run", script)
+        own = environment_of("--address", "10.0.0.7", tmp_path / "run", script)
         assert own["EVENSTEP_ADDRESS"] == "10.0.0.7"
-        _, mine = ask_from(run.name, run.port, run.token, Ask(proof="", what="status"))
-    assert mine == "127.0.0.1"
+        _, local = ask_from(run.name, run.port, run.token, Ask(proof="", what="status"))
+    assert local == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
-    ("host", "mine", "expected"),
+    ("host", "local", "expected"),
     [
         ("127.0.0.1", "127.0.0.1", ""),
         ("localhost", "::1", ""),
@@ -72,43 +70,45 @@ def test_where_a_worker_is_reached_is_told_unless_it_is_loopback(
         ("trainer.example", "fd00::7", "fd00::7"),
     ],
 )
-def test_others_reach_a_worker_at_its_end_of_the_way_to_the_coordinator(
-    host: str, mine: str, expected: str
+def test_a_worker_advertises_its_address_towards_the_coordinator(
+    host: str, local: str, expected: str
 ) -> None:
-    assert outward(host, mine) == expected
+    assert advertised_address(host, local) == expected
 
 
-def test_on_its_own_host_a_run_that_listens_everywhere_is_found_by_loopback(tmp_path: Path) -> None:
-    """The certificate tells: it is for 127.0.0.1 alone."""
+def test_on_its_own_host_a_run_on_all_addresses_is_reached_by_loopback(
+    tmp_path: Path,
+) -> None:
+    """The certificate proves it: it is valid for 127.0.0.1 only."""
     cert, key = make_certificate(tmp_path, "known")
     with hosted(tmp_path / "run", tls=speaking_tls(cert, key), at="0.0.0.0") as run:
         run.host.folder.write_tls_ca(cert)
-        there = locate(str(tmp_path / "run"))
-        assert question(there, "status")["state"] == "starting"
-        assert outward(there.host, "127.0.0.1") == outward("0.0.0.0", "")  # and not loopback
+        coordinator = find_coordinator(str(tmp_path / "run"))
+        assert ask_coordinator(coordinator, "status")["state"] == "starting"
+        assert advertised_address(coordinator.host, "127.0.0.1") == advertised_address(
+            "0.0.0.0", ""
+        )  # not loopback
 
 
-def test_from_another_host_a_run_is_dialled_where_others_reach_it(tmp_path: Path) -> None:
+def test_from_another_host_a_run_is_reached_at_its_remote_address(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t")
-    for elsewhere, host in (("192.0.2.7:4711", "192.0.2.7"), ("[2001:db8::7]:4711", "2001:db8::7")):
-        (tmp_path / "address").write_text(f"0.0.0.0:4711\n{elsewhere}\n")
-        there = locate(str(tmp_path))
-        assert (there.host, there.port) == (host, 4711)
+    for remote, host in (("192.0.2.7:4711", "192.0.2.7"), ("[2001:db8::7]:4711", "2001:db8::7")):
+        (tmp_path / "address").write_text(f"0.0.0.0:4711\n{remote}\n")
+        coordinator = find_coordinator(str(tmp_path))
+        assert (coordinator.host, coordinator.port) == (host, 4711)
     (tmp_path / "address").write_text(f"0.0.0.0:4711\n{socket.gethostname()}:4711\n")
-    assert locate(str(tmp_path)).host == "0.0.0.0"
+    assert find_coordinator(str(tmp_path)).host == "0.0.0.0"
     (tmp_path / "address").write_text("0.0.0.0:4711\nno-such-host.invalid:4711\n")
     with pytest.raises(ConfigError, match=r"Give HOST:PORT instead .* and port 4711"):
-        locate(str(tmp_path))
+        find_coordinator(str(tmp_path))
 
 
 @pytest.mark.parametrize("where", ["nope", "runs/nope", "host:", ":4711", "host:99999"])
-def test_what_is_neither_a_folder_nor_an_address_is_refused_as_such(
-    script: Path, where: str
-) -> None:
-    told = f"evenstep: {where}: is neither the folder of a run nor HOST:PORT\n"
+def test_a_run_that_is_neither_folder_nor_address_is_refused(script: Path, where: str) -> None:
+    message = f"evenstep: {where}: is neither a run folder nor HOST:PORT\n"
     for command, *more in (["status"], ["scale", "2"], ["drain", "w0"], ["join", str(script)]):
         result = CliRunner().invoke(main, [command, where, *more])
-        assert (result.exit_code, result.stderr) == (2, told), command
+        assert (result.exit_code, result.stderr) == (2, message), command
 
 
 def test_an_address_without_a_token_names_the_option_for_it(
@@ -117,8 +117,8 @@ def test_an_address_without_a_token_names_the_option_for_it(
     for name in ("EVENSTEP_TOKEN", "EVENSTEP_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=r"^--token-file: is missing: .* EVENSTEP_TOKEN_FILE$"):
-        locate("127.0.0.1:4711")
+        find_coordinator("127.0.0.1:4711")
     with pytest.raises(ConfigError, match=r"nowhere: cannot be read: No such file"):
-        locate("127.0.0.1:4711", tmp_path / "nowhere")
+        find_coordinator("127.0.0.1:4711", tmp_path / "nowhere")
     monkeypatch.setenv("EVENSTEP_TOKEN", "t")
-    assert locate("127.0.0.1:4711").token == "t"
+    assert find_coordinator("127.0.0.1:4711").token == "t"

@@ -1,4 +1,4 @@
-"""The heuristic in examples/: found by its entry point, as one that a user has installed."""
+"""The heuristic in examples/, found by its entry point as if a user had installed it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVENSTEP = Path(sys.executable).with_name("evenstep")
 
 @pytest.fixture
 def installed(tmp_path: Path) -> dict[str, str]:
-    """An environment in which it is installed, as pip would lay it out."""
+    """An environment with the heuristic installed as pip would do it."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     shutil.copy(EXAMPLE / "evenstep_deadline.py", tmp_path)
     info = tmp_path / "evenstep_deadline-0.1.dist-info"
@@ -42,47 +42,49 @@ def run(env: dict[str, str], scale: str, script: Path) -> subprocess.CompletedPr
     )
 
 
-def test_it_is_known_by_its_name(installed: dict[str, str], tmp_path: Path) -> None:
+def test_it_is_found_by_its_name(installed: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("raise SystemExit(3)")
     ended = run(installed, "deadline:seconds=600", script)
-    assert "w0 ended with exit code 3" in ended.stderr  # the heuristic was taken, the script failed
+    assert "w0 ended with exit code 3" in ended.stderr  # the heuristic was found; the script failed
 
 
 @pytest.mark.parametrize(
-    ("scale", "says"),
+    ("scale", "message"),
     [
         ("deadline:seconds=-1", "scaling.heuristic.seconds: must be above 0, got -1"),
         ("deadlin:seconds=1", "did you mean deadline?"),
         ("efficiency:threshold=2", "scaling.heuristic.threshold: must lie in [0, 1], got 2"),
-        ("efficiency:0.2", "expected as efficiency:threshold=0.1"),
+        ("efficiency:0.2", "expected NAME:KEY=VALUE"),
         ("utility:linear=-5,10", "rises with time"),
         ("utility:step=1:10,5:20", "rises with time"),
         ("utility", "give either linear"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(
-    installed: dict[str, str], tmp_path: Path, scale: str, says: str
+def test_invalid_options_are_refused_before_anything_starts(
+    installed: dict[str, str], tmp_path: Path, scale: str, message: str
 ) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("")
     ended = run(installed, scale, script)
     assert ended.returncode == 2
-    assert says in ended.stderr
+    assert message in ended.stderr
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
-        (["--workers", "3:3", "--scale", "efficiency"], "needs room to move"),
+        (["--workers", "3:3", "--scale", "efficiency"], "needs a range of sizes"),
         (["--workers", "3:2"], "need 1 <= MIN <= MAX"),
         (["--workers", "1:3", "--min", "5"], "need 1 <= min <= max, got 5 and 3"),
-        (["--price", "cheap"], "expected as 0.9 or KIND=0.9"),
-        (["--price", "-1"], "must not be negative"),
+        (["--price", "cheap"], "expected PRICE or KIND=PRICE"),
+        (["--price", "-1"], "must be 0 or more"),
     ],
 )
-def test_limits_and_prices_that_contradict(tmp_path: Path, options: list[str], says: str) -> None:
+def test_contradicting_limits_and_invalid_prices_are_refused(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("")
     ended = subprocess.run(
@@ -93,4 +95,4 @@ def test_limits_and_prices_that_contradict(tmp_path: Path, options: list[str], s
         timeout=600,
     )
     assert ended.returncode == 2
-    assert says in ended.stderr
+    assert message in ended.stderr

@@ -1,4 +1,4 @@
-"""`evenstep run` and what is asked of it meanwhile: real processes, a script without training."""
+"""`evenstep run` and operators' commands: real processes, a script that does not train."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
-from evenstep.cli.run import Run
-from evenstep.cli.signals import SAME_S
+from evenstep.cli.local_run import LocalRun
+from evenstep.cli.signals import DEBOUNCE_S
 from evenstep.coordinate.member import Ending, Terms
 from evenstep.coordinate.run import RunFolder
 from evenstep.journal import read
 from evenstep.types import Joined, Left, Lost, Regroup
-from tests.tree import PYTHONPATH
+from tests.source_tree import PYTHONPATH
 
 SCRIPT = Path(__file__).with_name("fake_train.py")
 BOUND_S = 600.0
@@ -31,7 +31,7 @@ LONG = "1000000"
 
 
 class Runs:
-    """Starts `evenstep` and leaves nothing behind."""
+    """Starts `evenstep` and ends everything it started."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,15 +54,15 @@ class Runs:
 
     def close(self) -> None:
         for process in self._started:
-            for kin in (
-                psutil.Process(process.pid).children(recursive=True) if _lives(process) else ()
+            for child in (
+                psutil.Process(process.pid).children(recursive=True) if _is_running(process) else ()
             ):
-                kin.kill()
+                child.kill()
             process.kill()
             process.communicate()
 
 
-def _lives(process: subprocess.Popen[str]) -> bool:
+def _is_running(process: subprocess.Popen[str]) -> bool:
     return process.poll() is None
 
 
@@ -72,12 +72,12 @@ def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 
 def until(holds: Callable[[], Any]) -> Any:
-    until_s = time.monotonic() + BOUND_S
-    while time.monotonic() < until_s:
+    deadline_s = time.monotonic() + BOUND_S
+    while time.monotonic() < deadline_s:
         if found := holds():
             return found
         time.sleep(0.02)
-    raise AssertionError("not within the bound")
+    raise AssertionError("timeout")
 
 
 def events(run: Path) -> list[Any]:
@@ -90,7 +90,7 @@ def generations(run: Path) -> list[int]:
 
 
 def workers_of(run: Path) -> list[psutil.Process]:
-    """Processes of the run that are still there."""
+    """Processes of the run that still run."""
     found = []
     for process in psutil.process_iter(["environ"]):
         environ = process.info["environ"] or {}
@@ -113,7 +113,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_run_trains_to_its_end(runs: Runs, run: Path) -> None:
+def test_a_run_trains_run_to_end(runs: Runs, run: Path) -> None:
     done = runs.run("run", "--workers", "3", "--run", run, SCRIPT, "30")
     assert done.returncode == 0
     assert "trained to the end" in done.stderr
@@ -126,40 +126,40 @@ def test_a_run_trains_to_its_end(runs: Runs, run: Path) -> None:
     assert workers_of(run) == []
 
 
-def test_without_a_name_the_folder_is_called_after_time_and_script(runs: Runs) -> None:
+def test_by_default_the_folder_is_named_after_time_and_script(runs: Runs) -> None:
     assert runs.run("run", SCRIPT, "1").returncode == 0
     (found,) = (runs.folder / "runs").iterdir()
     assert found.name.endswith("-fake_train")
     assert (found / "journal.jsonl").exists()
 
 
-def test_the_scripts_arguments_are_its_own(runs: Runs, run: Path, tmp_path: Path) -> None:
+def test_arguments_after_the_script_are_its_own(runs: Runs, run: Path, tmp_path: Path) -> None:
     script = tmp_path / "args.py"
     script.write_text("import sys; print(sys.argv[1:])")
     done = runs.run(
         "run", "--run", run, script, "--lr", "0.1", "--workers", "7", "--help", "--", "x"
     )
     assert "[w0] ['--lr', '0.1', '--workers', '7', '--help', '--', 'x']" in done.stdout
-    # It ended, and never took part.
+    # It exited without joining.
     assert done.returncode == 1
     assert "does the script call evenstep.join()?" in done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["raise", "import", "after"])
 def test_a_script_that_fails_is_shown_last(runs: Runs, run: Path, wrong: str) -> None:
-    told = {
+    message = {
         "raise": "ValueError: the data is bad",
         "import": "ImportError: no module named tensorbored",
         "after": "RuntimeError: cannot save the model",
     }[wrong]
     done = runs.run("run", "--workers", "3", "--run", run, SCRIPT, "30", wrong, "w1")
     assert done.returncode == 1
-    assert done.stderr.rstrip().endswith(told)
+    assert done.stderr.rstrip().endswith(message)
     assert "Traceback (most recent call last)" in done.stderr
     assert workers_of(run) == []
 
 
-def test_one_that_is_killed_as_it_saves_its_model_fails_the_run(runs: Runs, run: Path) -> None:
+def test_a_worker_killed_while_it_saves_its_model_fails_the_run(runs: Runs, run: Path) -> None:
     done = runs.run("run", "--workers", "3", "--run", run, SCRIPT, "30", "killed after", "w1")
     assert done.returncode == 1
     assert "evenstep: w1 was ended by SIGKILL; run folder" in done.stderr
@@ -174,7 +174,7 @@ def test_a_killed_worker_is_replaced_under_a_new_name(runs: Runs, run: Path) -> 
     assert generations(run) == [1, 2, 3]
 
 
-def test_without_restarts_the_others_go_on(runs: Runs, run: Path) -> None:
+def test_without_restarts_the_other_workers_train_on(runs: Runs, run: Path) -> None:
     args = ("--workers", "3", "--restarts", "0", "--run", run, SCRIPT, "30", "die", "w0")
     done = runs.run("run", *args)
     assert done.returncode == 0
@@ -182,7 +182,7 @@ def test_without_restarts_the_others_go_on(runs: Runs, run: Path) -> None:
     assert generations(run) == [1, 2]
 
 
-def test_a_run_without_workers_has_failed(runs: Runs, run: Path) -> None:
+def test_a_run_that_loses_all_workers_fails(runs: Runs, run: Path) -> None:
     args = ("--workers", "2", "--restarts", "1", "--run", run, SCRIPT, "30", "die", "all")
     done = runs.run("run", *args)
     assert done.returncode == 1
@@ -197,7 +197,7 @@ def test_a_worker_that_exits_by_itself_ends_the_run(runs: Runs, run: Path) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_goes_on_where_it_was(runs: Runs, run: Path, number: signal.Signals) -> None:
+def test_a_stopped_run_resumes_where_it_was(runs: Runs, run: Path, number: signal.Signals) -> None:
     process = runs.start("run", "--workers", "2", "--run", run, SCRIPT, LONG)
     until(lambda: _steps(run) > 3)
     process.send_signal(number)
@@ -212,24 +212,24 @@ def test_a_stopped_run_goes_on_where_it_was(runs: Runs, run: Path, number: signa
     again = runs.run("run", "--resume", run, SCRIPT, str(steps + 5))
     assert again.returncode == 0
     assert f"w2 is here, resuming {checkpoint}" in again.stdout
-    assert "w3 begins 2 of 2" in again.stdout  # as many as before, with numbers not used yet
+    assert "w3 begins 2 of 2" in again.stdout  # as many as before, under new names
     assert generations(run) == [1, 2]
 
 
 class Clocked:
-    """`evenstep run` in this process, on a clock that tests set."""
+    """`evenstep run` in this process, on a fake clock."""
 
     def __init__(self, folder: Path, *args: str, **options: Any) -> None:
         self.now_s = 0.0
         self._made = RunFolder.make(folder)
         command = [str(SCRIPT), *args]
         terms = Terms(run=str(folder))
-        options |= {"asked": True, "clock": lambda: self.now_s}
-        self.run = Run(self._made, terms, 2, command, **options)
+        options |= {"size_asked": True, "clock": lambda: self.now_s}
+        self.run = LocalRun(self._made, terms, 2, command, **options)
 
-    def to_its_end(self, meanwhile: Callable[[], Awaitable[None]]) -> Ending:
+    def run_to_end(self, meanwhile: Callable[[], Awaitable[None]]) -> Ending:
         async def both() -> Ending:
-            ending = asyncio.create_task(self.run.to_its_end("127.0.0.1", 0, None))
+            ending = asyncio.create_task(self.run.run_to_end("127.0.0.1", 0, None))
             try:
                 await meanwhile()
                 return await asyncio.wait_for(ending, BOUND_S)
@@ -250,33 +250,33 @@ class Clocked:
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers find what the script imports."""
+def pythonpath(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets workers import what the script imports."""
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
 
 
-@pytest.mark.usefixtures("found")
+@pytest.mark.usefixtures("pythonpath")
 def test_signals_in_quick_succession_are_one_request_and_a_later_one_kills(run: Path) -> None:
     clocked = Clocked(run, LONG, "hang", "all")
 
     async def meanwhile() -> None:
         await clocked.until_all_say("hangs")
         clocked.run.on_signal(signal.SIGTERM)
-        clocked.now_s += SAME_S / 2
+        clocked.now_s += DEBOUNCE_S / 2
         clocked.run.on_signal(signal.SIGTERM)  # as `timeout` does
         assert clocked.run._host.coordinator.ending is None
-        clocked.now_s += SAME_S
+        clocked.now_s += DEBOUNCE_S
         clocked.run.on_signal(signal.SIGINT)
 
-    ending = clocked.to_its_end(meanwhile)
+    ending = clocked.run_to_end(meanwhile)
     assert not ending.ok
-    assert ending.why == "killed by SIGINT before it could end in order"
+    assert ending.why == "killed by SIGINT before it could stop gracefully"
     assert workers_of(run) == []
 
 
-@pytest.mark.usefixtures("found")
+@pytest.mark.usefixtures("pythonpath")
 @pytest.mark.parametrize(("script", "num_signals"), [("busy after", 1), ("stubborn after", 2)])
-def test_a_signal_after_training_ends_scripts_and_spoils_no_good_end(
+def test_a_signal_after_training_ends_the_scripts_and_the_run_still_succeeds(
     run: Path, script: str, num_signals: int
 ) -> None:
     clocked = Clocked(run, "3", script, "all")
@@ -285,16 +285,16 @@ def test_a_signal_after_training_ends_scripts_and_spoils_no_good_end(
         await clocked.until_all_say("saves its model")
         for _ in range(num_signals):
             clocked.run.on_signal(signal.SIGINT)
-            clocked.now_s += SAME_S
+            clocked.now_s += DEBOUNCE_S
 
-    ending = clocked.to_its_end(meanwhile)
+    ending = clocked.run_to_end(meanwhile)
     assert ending.ok
     assert ending.why == "trained to the end; SIGINT ended scripts that still ran: w0, w1"
     assert workers_of(run) == []
 
 
-@pytest.mark.usefixtures("found")
-def test_a_worker_that_has_left_is_not_waited_for_without_end(
+@pytest.mark.usefixtures("pythonpath")
+def test_a_worker_that_has_left_is_terminated_if_it_does_not_exit(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clocked = Clocked(run, LONG, "linger", "w1", leave_s=0.05)
@@ -308,15 +308,13 @@ def test_a_worker_that_has_left_is_not_waited_for_without_end(
         clocked.now_s += 0.05
 
     with caplog.at_level("INFO", "evenstep"):
-        ending = clocked.to_its_end(meanwhile)
+        ending = clocked.run_to_end(meanwhile)
     assert ending.ok
     assert "w1 has left the run but is still running after 0.05 s: terminating it" in caplog.text
     assert workers_of(run) == []
 
 
-def test_workers_outlive_a_coordinator_and_the_next_one_looks_after_them(
-    runs: Runs, run: Path
-) -> None:
+def test_workers_outlive_a_coordinator_and_the_next_one_adopts_them(runs: Runs, run: Path) -> None:
     process = runs.start("run", "--workers", "2", "--run", run, SCRIPT, LONG)
     until(lambda: _steps(run) > 3)
     pids = {worker.pid for worker in workers_of(run)}
@@ -328,7 +326,7 @@ def test_workers_outlive_a_coordinator_and_the_next_one_looks_after_them(
     until(lambda: _said(run, "w0 is back") and _said(run, "w1 is back"))
     until(lambda: _ids(runs, run) == ["w0", "w1"])
     assert generations(run) == [1]
-    # One of them ends: noticed, although it is no child of the new coordinator's.
+    # The new coordinator notices the end of a worker that is not its child.
     next(worker for worker in workers_of(run) if worker.environ()["EVENSTEP_WORKER"] == "w1").kill()
     until(lambda: _ids(runs, run) == ["w0", "w2"])
     again.send_signal(signal.SIGINT)
@@ -338,7 +336,7 @@ def test_workers_outlive_a_coordinator_and_the_next_one_looks_after_them(
     assert workers_of(run) == []
 
 
-def test_a_run_goes_on_with_the_size_that_was_last_asked_for(runs: Runs, run: Path) -> None:
+def test_a_resumed_run_has_the_size_that_was_last_asked_for(runs: Runs, run: Path) -> None:
     process = runs.start("run", "--workers", "1:4", "--run", run, SCRIPT, LONG)
     until(lambda: _steps(run) > 3)
     assert runs.run("scale", run, "2").returncode == 0
@@ -352,7 +350,7 @@ def test_a_run_goes_on_with_the_size_that_was_last_asked_for(runs: Runs, run: Pa
     assert ended(again).returncode == 0
 
 
-def test_a_run_that_has_not_begun_is_stopped_too(runs: Runs, run: Path, tmp_path: Path) -> None:
+def test_a_run_can_be_stopped_before_training_begins(runs: Runs, run: Path, tmp_path: Path) -> None:
     script = tmp_path / "slow.py"
     script.write_text("import time; print('importing', flush=True); time.sleep(600)")
     process = runs.start("run", "--workers", "2", "--run", run, script)
@@ -362,7 +360,7 @@ def test_a_run_that_has_not_begun_is_stopped_too(runs: Runs, run: Path, tmp_path
     assert workers_of(run) == []
 
 
-def test_operators_see_and_change_a_run(runs: Runs, run: Path) -> None:
+def test_operators_can_see_and_change_a_run(runs: Runs, run: Path) -> None:
     process = runs.start("run", "--workers", "2:4", "--run", run, SCRIPT, LONG)
     until(lambda: _steps(run) > 3)
     first, head, *rows = runs.run("status", run).stdout.splitlines()
@@ -388,7 +386,7 @@ def test_operators_see_and_change_a_run(runs: Runs, run: Path) -> None:
     assert "has the run ended?" in gone.stderr
 
 
-def test_a_worker_joins_from_outside_and_leaves_when_asked(runs: Runs, run: Path) -> None:
+def test_evenstep_join_adds_a_worker_that_leaves_on_sigterm(runs: Runs, run: Path) -> None:
     process = runs.start("run", "--workers", "1", "--run", run, SCRIPT, LONG)
     until(lambda: _steps(run) > 3)
     address = (run / "address").read_text().strip()
@@ -398,7 +396,7 @@ def test_a_worker_joins_from_outside_and_leaves_when_asked(runs: Runs, run: Path
     left = ended(guest)
     assert left.returncode == 0
     assert "w1 begins 2 of 2" in left.stdout
-    assert "SIGTERM: leaving at the step's end" in left.stderr
+    assert "SIGTERM: leaving at the end of the step" in left.stderr
     assert _ids(runs, run) == ["w0"]
     process.send_signal(signal.SIGINT)
     assert ended(process).returncode == 0
@@ -420,12 +418,12 @@ def test_joining_with_the_wrong_token_is_refused_before_the_script_starts(
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (("--policy", "autoo", SCRIPT), "unknown name 'autoo'; did you mean auto?"),
         (("--set", "polcy=auto", SCRIPT), "unknown setting polcy; did you mean policy?"),
-        (("--set", "batch.size=8", SCRIPT), "is the script's own"),
-        (("--workers", "many", SCRIPT), "expected as 3 or 2:8"),
+        (("--set", "batch.size=8", SCRIPT), "belongs to the script"),
+        (("--workers", "many", SCRIPT), "expected N or MIN:MAX"),
         (("--workers", "8:2", SCRIPT), "need 1 <= MIN <= MAX"),
         (("--workrs", "8", SCRIPT), "No such option"),
         (("--min", "0", SCRIPT), "--min"),
@@ -439,13 +437,13 @@ def test_joining_with_the_wrong_token_is_refused_before_the_script_starts(
         ((), "Missing argument"),
     ],
 )
-def test_bad_input_is_refused(runs: Runs, args: tuple[Any, ...], told: str) -> None:
+def test_bad_input_is_refused(runs: Runs, args: tuple[Any, ...], message: str) -> None:
     done = runs.run("run", *args)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
 
 
-def test_a_run_keeps_the_settings_that_it_began_with(runs: Runs, run: Path) -> None:
+def test_a_resumed_run_keeps_its_settings(runs: Runs, run: Path) -> None:
     assert runs.run("run", "--run", run, "--policy", "uniform", SCRIPT, "3").returncode == 0
     assert read(run / "journal.jsonl")[0].settings.policy.name == "uniform"
     done = runs.run("run", "--resume", run, "--policy", "auto", SCRIPT, "3")
@@ -459,13 +457,13 @@ def test_a_run_keeps_the_settings_that_it_began_with(runs: Runs, run: Path) -> N
     assert "holds a run already" in taken.stderr
 
 
-def test_a_run_keeps_the_bounds_that_it_began_with(runs: Runs, run: Path) -> None:
+def test_a_resumed_run_keeps_its_bounds(runs: Runs, run: Path) -> None:
     bounds = ("--workers", "2:4")
     assert runs.run("run", "--run", run, *bounds, SCRIPT, "3").returncode == 0
     settings = read(run / "journal.jsonl")[0].settings
     assert (settings.scaling.min_workers, settings.workers.min, settings.workers.max) == (2, 1, 4)
-    for told in ("2:8", "1:4"):
-        refused = runs.run("run", "--resume", run, "--workers", told, SCRIPT, "6")
+    for given in ("2:8", "1:4"):
+        refused = runs.run("run", "--resume", run, "--workers", given, SCRIPT, "6")
         assert refused.returncode == 2
         assert "--workers: MIN:MAX stays as the run began, 2:4; " in refused.stderr
     refused = runs.run("run", "--resume", run, "--workers", "5", SCRIPT, "6")
@@ -487,5 +485,5 @@ def _said(run: Path, words: str) -> bool:
 
 
 def _ids(runs: Runs, run: Path) -> list[str]:
-    told = json.loads(runs.run("status", run, "--json").stdout)
-    return sorted(w["worker"] for w in told["workers"] if w["state"] == "training")
+    status = json.loads(runs.run("status", run, "--json").stdout)
+    return sorted(w["worker"] for w in status["workers"] if w["state"] == "training")

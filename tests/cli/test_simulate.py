@@ -36,7 +36,7 @@ def test_the_table_names_the_scenario_and_each_policy() -> None:
     assert rows(result)["limit"][3] == "100.0%"
 
 
-def test_another_seed_draws_other_chance() -> None:
+def test_another_seed_draws_other_random_numbers() -> None:
     noisy = FOUR.replace("four-uneven", "noisy")
     args = (noisy, "--policy", "uniform", "--set", "steps=20")
     assert simulate(*args).output == simulate(*args, "--seed", "0").output
@@ -83,13 +83,13 @@ def test_options_of_a_policy_are_kept_when_it_is_named(tmp_path: Path) -> None:
         ),
         ((FOUR, "--set", "settings.batch.size=0"), "1 or more: got size 0 and per_worker 0"),
         ((FOUR, "--set", "steps=-3"), "steps: must be 0 or more, got -3"),
-        ((FOUR, "--set", "steps=0"), "of the run: got steps 0 and samples 0"),
-        ((FOUR, "--policy", "auto,static", "--journal", "{tmp}/j"), "holds one run, not 2"),
+        ((FOUR, "--set", "steps=0"), "1 or more: got steps 0 and samples 0"),
+        ((FOUR, "--policy", "auto,static", "--journal", "{tmp}/j"), "records one run, not 2"),
         ((FOUR, "--policy", "static", "--journal", "{tmp}/no/j"), "No such file"),
-        ((FOUR, "--set", "settings.workers.min=9"), "nothing ahead wakes it"),
+        ((FOUR, "--set", "settings.workers.min=9"), "no later event can resume it"),
     ],
 )
-def test_what_is_refused_is_one_line_and_leaves_nothing_behind(
+def test_a_refusal_is_one_line_and_leaves_no_files(
     tmp_path: Path, args: tuple[str, ...], message: str
 ) -> None:
     result = simulate(*(a.replace("{tmp}", str(tmp_path)) for a in args))
@@ -119,5 +119,5 @@ def test_an_existing_journal_is_not_overwritten(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-def test_a_table_is_as_wide_as_it_needs() -> None:
+def test_table_columns_are_as_wide_as_needed() -> None:
     assert table(("a", "bb"), [("ccc", "d"), ("e", "ffff")]) == "a      bb\nccc     d\ne    ffff"

@@ -104,7 +104,9 @@ def test_a_worker_with_a_disabled_scaler_is_refused_where_the_run_has_it_enabled
 ) -> None:
     assert brain.differs(ready()) == ""
     told = brain.differs(ready(disabled_scalers="GradScaler-1"))
-    assert told.startswith("disabled_scalers is GradScaler-1 here, none in the run; a GradScaler")
+    assert told.startswith(
+        "disabled_scalers is GradScaler-1 here, none in the run; enable GradScaler"
+    )
 
 
 def test_what_an_older_journal_does_not_know_of_is_as_the_first_worker_has_it(

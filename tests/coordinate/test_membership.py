@@ -18,8 +18,8 @@ from hypothesis.stateful import (
 
 from evenstep.coordinate.member import Terms
 from evenstep.messages import Ask
-from tests.chance import examples
 from tests.coordinate.world import SimWorker, World
+from tests.hypothesis_examples import examples
 
 some = st.integers(0, 10)
 

@@ -11,8 +11,8 @@ from evenstep.decide.batching.auto import Auto
 from evenstep.decide.split import split
 from evenstep.errors import ConfigError
 from evenstep.types import Fleet, FloatArray, IntArray, Outcome, Worker
-from tests.chance import examples
 from tests.decide.cluster_model import drive, line
+from tests.hypothesis_examples import examples
 
 AUTO = Auto(start="uniform")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from evenstep.decide.batching.curve import Curve, Memory
 from evenstep.decide.curves import FlatLinear
 from evenstep.types import Fleet, FloatArray, IntArray, Outcome, Worker
-from tests.chance import examples
 from tests.decide.cluster_model import best_of_all_s, drive, line
+from tests.hypothesis_examples import examples
 
 PROFILE_STEPS = 6
 

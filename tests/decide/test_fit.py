@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 from evenstep.decide.fit import fit
 from evenstep.errors import InvalidInputError
 from evenstep.types import FloatArray
-from tests.chance import examples
+from tests.hypothesis_examples import examples
 
 
 def row(*values: float) -> FloatArray:

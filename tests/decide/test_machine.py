@@ -41,7 +41,7 @@ from evenstep.types import (
     Steps,
     Worker,
 )
-from tests.chance import examples
+from tests.hypothesis_examples import examples
 
 
 def cluster_of(*names: str, **plain: Any) -> Cluster:

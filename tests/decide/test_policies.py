@@ -16,8 +16,8 @@ from evenstep.errors import ConfigError
 from evenstep.ports import BatchPolicy
 from evenstep.strict import build
 from evenstep.types import Fleet, IntArray, Outcome, StepDone, StepReport, Worker
-from tests.chance import examples
 from tests.decide.cluster_model import drive, line
+from tests.hypothesis_examples import examples
 
 NAMES = sorted(POLICIES)
 OF_THE_PAPERS = ("static", "proportional", "predictive", "curve", "shift")

@@ -11,8 +11,8 @@ from evenstep.decide.batching.predictive import Predictive
 from evenstep.decide.batching.proportional import Memory, Proportional
 from evenstep.decide.split import in_proportion
 from evenstep.types import Fleet, IntArray, Outcome, Worker
-from tests.chance import examples
 from tests.decide.cluster_model import drive, line
+from tests.hypothesis_examples import examples
 
 UNIFORM = Proportional(start="uniform")
 

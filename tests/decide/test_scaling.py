@@ -30,7 +30,7 @@ from evenstep.errors import ConfigError
 from evenstep.ports import ScalingHeuristic, look_up
 from evenstep.strict import build
 from evenstep.types import Worker
-from tests.chance import examples
+from tests.hypothesis_examples import examples
 
 Curve = Callable[[int], float]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from evenstep.decide.batching.shift import Shift
 from evenstep.types import Fleet, Outcome, Worker
-from tests.chance import examples
 from tests.decide.cluster_model import Run, best_of_all_s, drive, line
+from tests.hypothesis_examples import examples
 
 
 def moves(run: Run) -> list[tuple[int, list[int]]]:

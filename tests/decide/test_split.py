@@ -13,7 +13,7 @@ from evenstep.decide.curves import AnyMonotone, FlatLinear
 from evenstep.decide.split import in_proportion, split, water_fill
 from evenstep.errors import BatchBoundsError, InvalidInputError
 from evenstep.types import FloatArray, IntArray
-from tests.chance import examples
+from tests.hypothesis_examples import examples
 
 times = st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 7.0]) | st.floats(0, 10)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evenstep.config import StragglerSettings
 from evenstep.decide.straggler import Stragglers, give_up, judge
 from evenstep.types import StepReport, Worker, WorkerId
-from tests.chance import examples
+from tests.hypothesis_examples import examples
 
 ON = StragglerSettings(replace=True)
 

@@ -30,7 +30,7 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads that spin for a core they do not get make everyone slow."""
+    """More threads than cores slow everything down by spinning."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,7 +45,7 @@ def run_alone(name: str, args: list[str], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def losses(output: str) -> list[float]:
-    return [float(told) for told in re.findall(r"loss (\d+\.\d{4})", output)]
+    return [float(loss) for loss in re.findall(r"loss (\d+\.\d{4})", output)]
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -53,8 +53,8 @@ def test_the_loss_falls_in_one_process(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_alone(name, TINY[name].split(), monkeypatch)
-    told = losses(capsys.readouterr().out)
-    assert told[-1] < told[0]
+    values = losses(capsys.readouterr().out)
+    assert values[-1] < values[0]
 
 
 @pytest.mark.long
@@ -64,8 +64,8 @@ def test_the_loss_falls_under_torchrun(name: str) -> None:
     command += [str(EXAMPLES / f"{name}.py"), *TINY[name].split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
-    told = losses(done.stdout)
-    assert told[-1] < told[0]
+    values = losses(done.stdout)
+    assert values[-1] < values[0]
 
 
 def code(name: str) -> list[str]:
@@ -108,7 +108,7 @@ def write_cifar10(folder: Path) -> None:
     ("name", "write", "num"),
     [("fashion_mnist", write_fashion_mnist, 90), ("cifar_resnet", write_cifar10, 100)],
 )
-def test_images_are_read_from_the_folder_given(
+def test_images_are_read_from_the_given_folder(
     name: str,
     write: Callable[[Path], None],
     num: int,
@@ -121,18 +121,18 @@ def test_images_are_read_from_the_folder_given(
     run_alone(name, args, monkeypatch)
     out = capsys.readouterr().out
     assert f"{num} images, {tmp_path}\n" in out
-    told = losses(out)
-    assert told[-1] < told[0]
+    values = losses(out)
+    assert values[-1] < values[0]
 
 
-def test_made_up_images_are_said_to_be_made_up(
+def test_generated_images_are_labelled_as_made_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_alone("cifar_resnet", ["--epochs", "1", "--limit", "32", "--batch", "16"], monkeypatch)
     assert "32 images, made up" in capsys.readouterr().out
 
 
-def test_a_text_is_read_from_the_file_given(
+def test_a_text_is_read_from_the_given_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "book.txt"
@@ -140,5 +140,5 @@ def test_a_text_is_read_from_the_file_given(
     run_alone("char_transformer", ["--data", str(text), "--batch", "8"], monkeypatch)
     out = capsys.readouterr().out
     assert f"60 lines, {text}\n" in out
-    told = losses(out)
-    assert told[-1] < told[0]
+    values = losses(out)
+    assert values[-1] < values[0]

@@ -1,4 +1,4 @@
-"""Several nodes under torchrun: two hosts on one machine, with networks of their own."""
+"""Several nodes under torchrun: two emulated hosts on one machine, each with its own network."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import pytest
 from tests.emulate.conftest import ends
 from tests.hosts import SPACES, Host, Hosts, make_hosts
 
-SCRIPT = Path(__file__).parent / "nodes.py"
+SCRIPT = Path(__file__).parent / "node_script.py"
 ROOT = Path(__file__).parents[2]
 
 
-def command(hosts: Hosts, i: int, meet: str, folder: Path) -> list[str]:
-    """What a user types on a node, by the way in which nodes are to meet."""
+def command(hosts: Hosts, i: int, rendezvous: str, folder: Path) -> list[str]:
+    """The command for a node, by rendezvous method."""
     run = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
     leader = hosts[0].address
-    if meet == "c10d":
-        # The hosts have this machine's name: whose address is whose, torchrun must be told.
+    if rendezvous == "c10d":
+        # All hosts have this machine's name, so torchrun needs their addresses.
         run += ["--rdzv-backend=c10d", f"--rdzv-endpoint={leader}:29500"]
         return [*run, f"--rdzv-conf=is_host={i == 0}", f"--local-addr={hosts[i].address}"]
     run += [f"--node-rank={i}", "--master-port=29500"]
-    if meet == "address":
+    if rendezvous == "address":
         return [*run, f"--master-addr={leader}"]
-    # As Debian sets up a host: its own name is a loopback address, which nobody else can reach.
+    # As on Debian: a host's own name is a loopback address, which other hosts cannot reach.
     names = folder / f"hosts-{i}"
     names.write_text(f"127.0.0.1 localhost\n{'127.0.1.1' if i == 0 else leader} leader\n")
     mounted = ["sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(names)]
-    return [*mounted, *run, "--master-addr=leader"]  # a host has mounts of its own, too
+    return [*mounted, *run, "--master-addr=leader"]  # a host has its own mounts, too
 
 
-def torchrun(hosts: Hosts, meet: str, folder: Path, *args: str) -> list[tuple[int, str]]:
-    """Train on all hosts; each one's exit code and output."""
+def torchrun(hosts: Hosts, rendezvous: str, folder: Path, *args: str) -> list[tuple[int, str]]:
+    """Train on all hosts. Returns the exit code and output of each."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     logs, nodes = [folder / f"{i}.log" for i in range(len(hosts))], []
     for i, log in enumerate(logs):
-        node = [*command(hosts, i, meet, folder), str(SCRIPT), str(folder), *args]
+        node = [*command(hosts, i, rendezvous, folder), str(SCRIPT), str(folder), *args]
         with log.open("wb") as out:
             nodes.append(hosts[i].popen(node, environment, stdout=out, stderr=out))
     codes = [node.wait(timeout=600) for node in nodes]
@@ -48,10 +48,12 @@ def torchrun(hosts: Hosts, meet: str, folder: Path, *args: str) -> list[tuple[in
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("meet", ["address", "name", "c10d"])
-def test_two_nodes_end_where_one_process_ends(meet: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rendezvous", ["address", "name", "c10d"])
+def test_two_nodes_train_to_the_same_parameters_as_one_process(
+    rendezvous: str, tmp_path: Path
+) -> None:
     with make_hosts(2) as hosts:
-        done = torchrun(hosts, meet, tmp_path, "--slow=3")
+        done = torchrun(hosts, rendezvous, tmp_path, "--slow=3")
     assert [code for code, _ in done] == [0, 0], done[0][1] + done[1][1]
     ranks = [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(4)]
     num_epochs = len(ranks[0]["epochs"])
@@ -77,9 +79,9 @@ def test_two_nodes_end_where_one_process_ends(meet: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "fault",
     [
-        "--fail=3 --fail-step=5",  # far from the store
-        "--fail=0 --fail-step=5",  # beside it: it ends with this node
-        "--fail=0 --fail-step=0 --slow-s=1.2 --slow 2 3",  # gone before they look
+        "--fail=3 --fail-step=5",  # on another node than the store
+        "--fail=0 --fail-step=5",  # on the store's node, which ends the store
+        "--fail=0 --fail-step=0 --slow-s=1.2 --slow 2 3",  # gone before the slow ranks notice
     ],
 )
 def test_a_rank_that_raises_ends_both_nodes_with_its_traceback(fault: str, tmp_path: Path) -> None:
@@ -104,11 +106,11 @@ REACH = "import socket, sys; socket.create_connection((sys.argv[1], 5000), timeo
 
 def reaches(host: Host, other: Host) -> bool:
     python = [sys.executable, "-I", "-S", "-c"]
-    there = host.popen([*python, REACH, other.address], stderr=subprocess.DEVNULL)
-    return there.wait(timeout=600) == 0
+    probe = host.popen([*python, REACH, other.address], stderr=subprocess.DEVNULL)
+    return probe.wait(timeout=600) == 0
 
 
-def test_a_host_is_cut_off_and_comes_back() -> None:
+def test_a_host_can_be_disconnected_and_reconnected() -> None:
     with make_hosts(3) as hosts:
         for host in hosts:
             listening = host.popen(
@@ -139,7 +141,7 @@ with make_hosts(1) as [host]:
 """
 
 
-def test_what_a_killed_run_left_is_gone_when_the_next_begins() -> None:
+def test_leftovers_of_a_killed_run_are_removed_by_the_next() -> None:
     with make_hosts(1):  # or skip
         pass
     killed = subprocess.run(

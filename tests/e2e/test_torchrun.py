@@ -29,8 +29,8 @@ LONG = pytest.mark.long
 def test_each_sample_counts_once_an_epoch_while_plans_change(
     tmp_path: Path, options: list[str]
 ) -> None:
-    """Without loader workers, with two of them that prefetch, and with a compiled model."""
-    done = torchrun(3, "count.py", str(tmp_path), *options)
+    """Without loader workers, with two of them, and with a compiled model."""
+    done = torchrun(3, "count_samples.py", str(tmp_path), *options)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(3)]
     assert len({len(r["epochs"]) for r in ranks}) == 1
@@ -42,18 +42,18 @@ def test_each_sample_counts_once_an_epoch_while_plans_change(
 
 
 @LONG
-def test_shares_by_hand_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "policy={name: fixed, shares: [2, 3, 15]}"
-    monkeypatch.setenv("EVENSTEP_SET", told)
-    done = torchrun(3, "count.py", str(tmp_path), "0", "kept")
+def test_fixed_shares_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = "policy={name: fixed, shares: [2, 3, 15]}"
+    monkeypatch.setenv("EVENSTEP_SET", policy)
+    done = torchrun(3, "count_samples.py", str(tmp_path), "0", "kept")
     assert done.returncode == 0, done.stderr
     plans = json.loads((tmp_path / "0.json").read_text())["plans"]
     assert all(plan == [2, 3, 15] for plan in plans)
 
 
 @LONG
-def test_a_rank_that_raises_ends_all_and_its_traceback_is_what_all_show() -> None:
-    done = torchrun(5, "fails.py")
+def test_a_rank_that_raises_ends_all_ranks_and_all_show_its_traceback() -> None:
+    done = torchrun(5, "failing_rank.py")
     assert done.returncode != 0
     assert "ZeroDivisionError: a bug in the user's loss" in done.stderr
     first = done.stderr.index("ZeroDivisionError")

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 
 from evenstep.cli.main import main
 
-SUSPECT = Path(__file__).parent / "suspect.py"
+SCRIPT = Path(__file__).parent / "verified_script.py"
 
 
 def verify(fault: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "evenstep", "verify", *options, str(SUSPECT), fault]
+    command = [sys.executable, "-m", "evenstep", "verify", *options, str(SCRIPT), fault]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=600, check=False, env=environment
@@ -24,7 +24,7 @@ def verify(fault: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_an_honest_script_agrees_and_ends_after_the_steps_asked_for() -> None:
+def test_a_correct_script_agrees_and_ends_after_the_given_steps() -> None:
     done = verify("none")
     assert done.returncode == 0, done.stdout + done.stderr
     title, *findings = done.stdout.splitlines()
@@ -40,21 +40,21 @@ def test_an_honest_script_agrees_and_ends_after_the_steps_asked_for() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("fixed batch", "gradients   DIFFER"),
         ("own sampler", "data        DIFFER"),
         ("even shares only", "ValueError: cannot train on 8 samples"),
     ],
 )
-def test_a_fault_is_reported(fault: str, told: str) -> None:
+def test_a_fault_is_reported(fault: str, message: str) -> None:
     done = verify(fault, "--steps", "1", "--shares", "7,1")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert told in done.stdout
+    assert message in done.stdout
 
 
 @pytest.mark.parametrize("shares", ["5", "5,x", "0,0", ""])
-def test_shares_that_are_none_are_refused(shares: str) -> None:
-    done = CliRunner().invoke(main, ["verify", "--shares", shares, str(SUSPECT)])
+def test_invalid_shares_are_refused(shares: str) -> None:
+    done = CliRunner().invoke(main, ["verify", "--shares", shares, str(SCRIPT)])
     assert done.exit_code == 2
     assert "--shares" in done.output

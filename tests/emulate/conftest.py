@@ -1,4 +1,4 @@
-"""What the tests of real quotas share."""
+"""Fixtures for tests with real quotas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ for line in sys.stdin:
 
 
 class Busy:
-    """A process that computes for as long as it is asked to, and says what CPU time it got."""
+    """A process that computes for a given time and reports its CPU time."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -36,7 +36,7 @@ class Busy:
         )
 
     def cpu_s(self, wall_s: float) -> float:
-        """CPU seconds it got while `wall_s` went by."""
+        """CPU seconds it gets in `wall_s` seconds."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{wall_s}\n")
@@ -53,7 +53,7 @@ def busy() -> Iterator[Busy]:
 
 @pytest.fixture
 def hierarchy() -> Hierarchy:
-    """This machine's own, where quotas can be set."""
+    """This machine's cgroups, if it allows quotas."""
     try:
         with Quota(math.inf):
             return Hierarchy.find()
@@ -62,7 +62,7 @@ def hierarchy() -> Hierarchy:
 
 
 def ends(pid: int, timeout_s: float = 30.0) -> bool:
-    """Wait for a process, ours or not, to end."""
+    """Whether a process, our child or not, ends in time."""
     try:
         watched = pidfd_open(pid)
     except ProcessLookupError:

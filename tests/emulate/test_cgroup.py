@@ -1,4 +1,4 @@
-"""The two versions of cgroups, on folders that look like them."""
+"""Both cgroup versions, on folders with the same files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evenstep.emulate.cgroup import bandwidth_us
 
 
 @given(st.floats(0.001, 512))
-def test_quota_over_period_is_the_cores_within_what_the_kernel_takes(cores: float) -> None:
+def test_quota_over_period_equals_the_cores_within_the_kernels_limits(cores: float) -> None:
     quota_us, period_us = bandwidth_us(cores)
     assert quota_us >= 1_000
     assert 1_000 <= period_us <= 1_000_000
@@ -26,7 +26,7 @@ def test_quota_over_period_is_the_cores_within_what_the_kernel_takes(cores: floa
 
 
 @pytest.mark.parametrize("cores", [0.0, -1.0, 0.0009, math.nan, -math.inf])
-def test_cores_that_cannot_be_given_are_refused(cores: float) -> None:
+def test_impossible_cores_are_refused(cores: float) -> None:
     with pytest.raises(ValueError, match=r"0\.001 or more"):
         bandwidth_us(cores)
 
@@ -55,20 +55,20 @@ def test_version_2_is_found_where_it_has_the_cpu_controller(tmp_path: Path) -> N
     assert Hierarchy.find(mounts) == Hierarchy(root=root, version=2)
 
 
-def test_a_machine_without_cgroups_is_told_what_to_do(tmp_path: Path) -> None:
+def test_without_cgroups_the_error_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NoQuotaError, match=r"cannot be read.*throttle in process"):
         Hierarchy.find(tmp_path / "nowhere")
 
 
-def test_a_tree_that_cannot_be_written_is_no_quota(tmp_path: Path) -> None:
+def test_a_read_only_tree_raises_no_quota(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(NoQuotaError, match="cannot be made") as caught:
+    with pytest.raises(NoQuotaError, match="cannot be created") as caught:
         Quota(1.0, hierarchy=Hierarchy(root=tmp_path / "file", version=1))
     assert isinstance(caught.value, OSError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_a_group_that_takes_no_limit_is_no_quota_and_does_not_stay(tmp_path: Path) -> None:
+def test_a_group_that_takes_no_limit_raises_no_quota_and_is_removed(tmp_path: Path) -> None:
     with pytest.raises(NoQuotaError, match="takes no limit"):
         Quota(1.0, hierarchy=Hierarchy(root=tmp_path, version=1))
     assert list(tmp_path.iterdir()) == []
@@ -76,7 +76,7 @@ def test_a_group_that_takes_no_limit_is_no_quota_and_does_not_stay(tmp_path: Pat
 
 @pytest.fixture
 def version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hierarchy:
-    """A folder with the files of version 2, whose groups vanish with their files on rmdir."""
+    """A folder with the files of version 2, where rmdir removes a group with its files."""
 
     def rmdir(group: Path) -> None:
         for file in group.iterdir():
@@ -96,7 +96,7 @@ def childless() -> Iterator[int]:
         process.kill()
 
 
-def test_version_2_takes_quota_and_period_in_one_line(version_2: Hierarchy, childless: int) -> None:
+def test_version_2_has_quota_and_period_in_one_line(version_2: Hierarchy, childless: int) -> None:
     with Quota(0.25, firm=True, hierarchy=version_2) as quota:
         assert (quota.path / "cpu.weight").read_text() == "10000"
         assert (version_2.root / "cgroup.subtree_control").read_text() == "+cpu"
@@ -111,7 +111,7 @@ def test_version_2_takes_quota_and_period_in_one_line(version_2: Hierarchy, chil
     assert not quota.path.exists()
 
 
-def test_sweeping_takes_the_groups_of_the_gone_and_no_others(version_2: Hierarchy) -> None:
+def test_sweep_removes_only_groups_whose_owner_is_gone(version_2: Hierarchy) -> None:
     with Quota(1.0, hierarchy=version_2) as ours:
         started = int(ours.path.name.split("-")[2])
         reused = version_2.root / f"evenstep-{os.getpid()}-{started + 1}-0"

@@ -1,4 +1,4 @@
-"""Devices by waiting, on a clock that is not real."""
+"""Emulated devices, on a fake clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.emulate import DeviceCurve, DeviceMemoryError
-from tests.emulate.faketime import FakeTime
+from tests.emulate.fake_time import FakeTime
 
 GPU = DeviceCurve(per_sample_s=0.001, fixed_s=0.005, floor_s=0.02, cap=64)
 
@@ -35,13 +35,13 @@ def test_a_step_ends_on_time_however_long_the_real_compute_took(
     assert len(time.slept_s) == 1
 
 
-def test_the_very_end_is_not_slept() -> None:
+def test_the_last_moment_is_spun_not_slept() -> None:
     time = FakeTime()
     GPU.run(1, time.now_s + 0.0002 - 0.02, clock=time.clock, sleep=time.sleep)
     assert time.slept_s == []
 
 
-def test_compute_slower_than_the_device_is_told() -> None:
+def test_compute_slower_than_the_device_is_reported_as_lateness() -> None:
     time = FakeTime()
     late_s = GPU.run(1, time.now_s - 0.05, clock=time.clock, sleep=time.sleep)
     assert late_s == pytest.approx(0.03, abs=1e-4)
@@ -69,6 +69,6 @@ def test_a_slowed_device_takes_a_factor_longer_and_holds_as_much() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"per_sample_s": -1.0}, {"fixed_s": float("nan")}, {"floor_s": -0.1}, {"cap": 0}]
 )
-def test_a_device_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+def test_an_impossible_device_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"device: {next(iter(wrong))}"):
         replace(GPU, **wrong)  # type: ignore[arg-type]

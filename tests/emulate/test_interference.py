@@ -1,4 +1,4 @@
-"""Interfering processes: where they run, how much they take, that they go."""
+"""Interfering processes: where they run, how much they take, and that they end."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_each_core_has_its_own_process_pinned_there() -> None:
         assert [os.sched_getaffinity(pid) for pid in noise.pids] == [{c} for c in CORES]
 
 
-def test_it_takes_no_more_than_its_part_and_the_part_can_change(busy: Busy) -> None:
+def test_it_takes_no_more_than_its_duty_and_the_duty_can_change(busy: Busy) -> None:
     wall_s, taken_s = 0.5, []
     with Interference(CORES[-1:], 0.0) as noise:
         (pid,) = noise.pids
-        with suppress(PermissionError):  # so that what else runs takes little from it
+        with suppress(PermissionError):  # so that other load takes little from it
             os.setpriority(os.PRIO_PROCESS, pid, -20)
         for duty in (0.0, 0.3, 1.0):
             noise.set(duty)
@@ -38,13 +38,13 @@ def test_it_takes_no_more_than_its_part_and_the_part_can_change(busy: Busy) -> N
             busy.cpu_s(wall_s)
             taken_s.append(cpu_s(pid) - before_s)
         assert noise.duty == 1.0
-    # Ceilings, for a busy machine gives less; and CPU times are counted in 10 ms.
+    # Ceilings: a busy machine gives less. CPU times are counted in 10 ms.
     assert taken_s[0] < 0.1 * wall_s
     assert 0 < taken_s[1] < 0.45 * wall_s
     assert taken_s[2] > 0
 
 
-def test_closing_ends_the_processes() -> None:
+def test_close_ends_the_processes() -> None:
     noise = Interference(CORES[:1])
     (pid,) = noise.pids
     noise.close()
@@ -54,7 +54,7 @@ def test_closing_ends_the_processes() -> None:
 
 
 @pytest.mark.parametrize("duty", [0.0, 1.0])
-def test_they_do_not_outlive_an_owner_that_is_killed(duty: float) -> None:
+def test_the_processes_do_not_outlive_a_killed_owner(duty: float) -> None:
     code = f"""
 import os, sys
 from evenstep.emulate import Interference
@@ -75,7 +75,7 @@ os.kill(os.getpid(), 9)
     owner.communicate()
 
 
-def test_a_process_that_is_gone_is_an_error_not_silence() -> None:
+def test_a_process_that_has_ended_raises_an_error() -> None:
     with Interference(CORES[:1], 0.1) as noise:
         (pid,) = noise.pids
         psutil.Process(pid).kill()
@@ -84,14 +84,14 @@ def test_a_process_that_is_gone_is_an_error_not_silence() -> None:
             noise.set(0.5)
 
 
-def test_a_core_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match=rf"asked for \[9999\]; there are {CORES[0]}"):
+def test_an_unknown_core_is_refused_with_the_usable_ones() -> None:
+    with pytest.raises(ValueError, match=rf"asked for \[9999\]; usable: {CORES[0]}"):
         Interference([9999])
     with pytest.raises(ValueError, match="asked for none"):
         Interference([])
 
 
 @pytest.mark.parametrize("duty", [-0.1, 1.1, float("nan")])
-def test_a_part_outside_a_core_is_refused(duty: float) -> None:
+def test_a_duty_outside_0_to_1_is_refused(duty: float) -> None:
     with pytest.raises(ValueError, match="duty: must lie in"):
         Interference(CORES[:1], duty)

@@ -22,7 +22,7 @@ print(quota.path, flush=True)
 """
 
 
-def test_a_quarter_of_a_core_is_a_quarter_of_the_cpu_time_also_when_changed_underway(
+def test_a_quarter_of_a_core_is_a_quarter_of_the_cpu_time_and_can_change(
     hierarchy: Hierarchy, busy: Busy
 ) -> None:
     with Quota(1.0, firm=True) as quota:
@@ -31,7 +31,7 @@ def test_a_quarter_of_a_core_is_a_quarter_of_the_cpu_time_also_when_changed_unde
         quarter_s = busy.cpu_s(0.5)
         quota.set(math.inf)
         free_s = busy.cpu_s(0.5)
-    # A quota is a ceiling: a busy machine may leave less of it, never more.
+    # A quota is a ceiling: a busy machine may give less, never more.
     assert 0 < quarter_s < 1.4 * 0.25 * 0.5
     assert quarter_s < 0.8 * free_s
     assert quota.cores == math.inf
@@ -44,7 +44,7 @@ def test_the_kernel_takes_every_quota_we_compute(hierarchy: Hierarchy, cores: fl
         quota.set(cores)
 
 
-def test_children_come_along_those_born_before_and_after(hierarchy: Hierarchy) -> None:
+def test_children_are_included_whether_born_before_or_after(hierarchy: Hierarchy) -> None:
     code = """
 import subprocess, sys
 born = lambda: subprocess.Popen(["sleep", "100"])
@@ -72,7 +72,7 @@ before.kill(); after.kill(); before.wait(); after.wait()
         parent.communicate("\n")
 
 
-def test_closing_releases_the_process_and_leaves_no_group(hierarchy: Hierarchy, busy: Busy) -> None:
+def test_close_releases_the_process_and_removes_the_group(hierarchy: Hierarchy, busy: Busy) -> None:
     quota = Quota(0.5)
     quota.add(busy.process.pid)
     quota.close()
@@ -82,32 +82,32 @@ def test_closing_releases_the_process_and_leaves_no_group(hierarchy: Hierarchy, 
     assert busy.process.poll() is None
 
 
-def test_a_process_that_is_not_there_is_named(hierarchy: Hierarchy) -> None:
+def test_an_unknown_process_is_named(hierarchy: Hierarchy) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     with Quota(1.0) as quota, pytest.raises(ProcessLookupError, match=f"no process {gone.pid}"):
         quota.add(gone.pid)
 
 
-def test_a_quota_that_makes_no_sense_leaves_no_group(hierarchy: Hierarchy) -> None:
+def test_an_invalid_quota_leaves_no_group(hierarchy: Hierarchy) -> None:
     with pytest.raises(ValueError, match=r"0\.001 or more, got 0"):
         Quota(0.0)
     assert not list(hierarchy.root.glob(f"evenstep-{os.getpid()}-*"))
 
 
-def test_an_owner_that_just_ends_leaves_no_group(hierarchy: Hierarchy) -> None:
+def test_an_owner_that_exits_leaves_no_group(hierarchy: Hierarchy) -> None:
     ran = subprocess.run([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, check=True)
     assert not Path(ran.stdout.decode().strip()).exists()
 
 
-def test_a_forked_child_that_ends_does_not_take_the_quota_along(hierarchy: Hierarchy) -> None:
+def test_a_forked_child_that_exits_does_not_remove_the_quota(hierarchy: Hierarchy) -> None:
     fork = "import os\nif (pid := os.fork()) == 0: sys.exit()\nos.waitpid(pid, 0)\n"
     said = "print(quota.path.exists())"
     ran = subprocess.run([sys.executable, "-c", OWNER + fork + said], capture_output=True)
     assert ran.stdout.decode().split()[1] == "True"
 
 
-def test_what_a_killed_owner_left_is_swept_and_its_processes_go_free(
+def test_sweep_removes_the_quota_of_a_killed_owner_and_frees_its_processes(
     hierarchy: Hierarchy, busy: Busy
 ) -> None:
     code = OWNER + f"quota.add({busy.process.pid}); print(flush=True); sys.stdin.read()"

@@ -1,4 +1,4 @@
-"""Schedules of unevenness are values."""
+"""Schedules: levels over time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from evenstep.emulate import Schedule, h_level, omnilearn, periodic, steady, ste
     total_cores=st.floats(0.1, 1000),
     cap=st.one_of(st.just(math.inf), st.floats(0.5, 1.5)),
 )
-def test_the_most_over_the_least_is_h_and_the_total_is_held(
+def test_the_largest_over_the_smallest_is_h_and_the_total_holds(
     num_workers: int, h: float, total_cores: float, cap: float
 ) -> None:
-    """`cap` is in parts of what the largest would have without one."""
+    """`cap` is a fraction of what the largest would have without one."""
     free = h_level(num_workers, h, total_cores)
     try:
-        cores = h_level(num_workers, h, total_cores, most_cores=cap * free[-1])
+        cores = h_level(num_workers, h, total_cores, max_cores=cap * free[-1])
     except ValueError as e:
         assert cap < 1
-        assert "cannot have" in str(e)  # noqa: PT017
+        assert "cannot use" in str(e)  # noqa: PT017
         return
     assert max(cores) / min(cores) == pytest.approx(h)
     assert math.fsum(cores) == pytest.approx(total_cores)
@@ -35,15 +35,15 @@ def test_the_most_over_the_least_is_h_and_the_total_is_held(
     assert max(cores) <= cap * free[-1] * (1 + 1e-9)
 
 
-def test_the_papers_clusters_of_39_cores_come_out() -> None:
+def test_the_papers_clusters_of_39_cores_are_reproduced() -> None:
     assert h_level(3, 1, 39) == pytest.approx((13, 13, 13))
     assert h_level(3, 2, 39) == pytest.approx((9, 12, 18), rel=0.05)
-    assert h_level(3, 10, 39, most_cores=20) == pytest.approx((2, 17, 20))
+    assert h_level(3, 10, 39, max_cores=20) == pytest.approx((2, 17, 20))
 
 
 def test_a_total_that_the_workers_cannot_use_is_refused_with_the_numbers() -> None:
-    with pytest.raises(ValueError, match=r"3 workers of 0\.1 to 1 cores.*cannot have 2\.5"):
-        h_level(3, 10, 2.5, most_cores=1.0)
+    with pytest.raises(ValueError, match=r"3 workers with 0\.1 to 1 cores.*cannot use 2\.5"):
+        h_level(3, 10, 2.5, max_cores=1.0)
 
 
 def test_omnilearns_levels_are_its_own_on_48_cores_and_scale_to_any() -> None:
@@ -97,6 +97,6 @@ def test_a_schedule_out_of_order_is_refused(
 
 
 @pytest.mark.parametrize(("num_workers", "h", "total"), [(1, 2, 4), (3, 0.5, 4), (3, 2, 0)])
-def test_unevenness_that_cannot_be_is_refused(num_workers: int, h: float, total: float) -> None:
+def test_impossible_unevenness_is_refused(num_workers: int, h: float, total: float) -> None:
     with pytest.raises(ValueError, match=r"num_workers|h:|total_cores"):
         h_level(num_workers, h, total)

@@ -1,4 +1,4 @@
-"""Slowing down in process, on a clock that is not real."""
+"""Throttling in process, on a fake clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.emulate import Throttle
-from tests.emulate.faketime import FakeTime
+from tests.emulate.fake_time import FakeTime
 
 
 @given(factor=st.floats(1.01, 50), compute_s=st.floats(0.001, 10))
@@ -22,7 +22,7 @@ def test_a_step_takes_its_factor_longer(factor: float, compute_s: float) -> None
     assert whole_s == pytest.approx(factor * compute_s, abs=1e-4)
 
 
-def test_it_says_once_that_it_stands_in_for_a_quota(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_warns_once_that_it_replaces_a_quota(caplog: pytest.LogCaptureFixture) -> None:
     time = FakeTime()
     throttle = Throttle(4.0, clock=time.clock, sleep=time.sleep)
     assert not throttle.used
@@ -35,7 +35,7 @@ def test_it_says_once_that_it_stands_in_for_a_quota(caplog: pytest.LogCaptureFix
     ]
 
 
-def test_a_factor_of_one_neither_sleeps_nor_speaks(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_factor_of_one_neither_sleeps_nor_warns(caplog: pytest.LogCaptureFixture) -> None:
     time = FakeTime()
     throttle = Throttle(1.0, clock=time.clock, sleep=time.sleep)
     assert throttle.after(0.1) == 0.1
@@ -44,7 +44,7 @@ def test_a_factor_of_one_neither_sleeps_nor_speaks(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
-def test_a_factor_that_changes_is_asked_at_each_step() -> None:
+def test_a_factor_function_is_called_at_each_step() -> None:
     time, factors = FakeTime(), iter([2.0, 1.0, 5.0])
     throttle = Throttle(lambda: next(factors), clock=time.clock, sleep=time.sleep)
     assert [round(throttle.after(0.1), 3) for _ in range(3)] == [0.2, 0.1, 0.5]

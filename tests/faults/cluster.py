@@ -20,7 +20,7 @@ from evenstep.coordinate.member import Terms
 from evenstep.types import Launch, WorkerId
 from tests.coordinate.hosted import Hosted, hosted
 from tests.faults.watching import SCRIPT, Fault, Watching
-from tests.zygote import Forked, zygote
+from tests.fork_server import Forked, fork_server
 
 # Not under test unless a test says so: on a busy machine a worker may be silent for a while.
 PATIENT = {"silence_s": 120.0, "patience_s": 600.0, "gather_s": 600.0}
@@ -80,7 +80,7 @@ class Cluster(Watching):
                 "EVENSTEP_TOKEN": self._host.token,
                 "EVENSTEP_WORKER": worker,
             }
-            self._workers[worker] = zygote().run(self._argv, env, self.log)
+            self._workers[worker] = fork_server().run(self._argv, env, self.log)
             asyncio.get_running_loop().add_reader(self._workers[worker], self._ended, worker)
 
     def stop(self, worker: WorkerId) -> None:

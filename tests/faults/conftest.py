@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.faults.watching import SCRIPT
-from tests.zygote import zygote
+from tests.fork_server import fork_server
 
 Alone = Callable[..., dict[str, Any]]
 
@@ -23,7 +23,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     def train(*args: str, script: Path = SCRIPT) -> dict[str, Any]:
         if (script, *args) not in known:
             out: Path = tmp_path_factory.mktemp("alone")
-            forked = zygote().run([script, "--out", out, *args], {}, out / "log")
+            forked = fork_server().run([script, "--out", out, *args], {}, out / "log")
             assert forked.wait() == 0, (out / "log").read_text()
             known[script, *args] = torch.load(out / "alone.pt", weights_only=True)
         return known[script, *args]

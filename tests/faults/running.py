@@ -17,7 +17,7 @@ import psutil
 from evenstep.coordinate.ask import NoAnswerError, ask
 from evenstep.messages import Ask
 from tests.faults.watching import SCRIPT, Fault, Watching
-from tests.tree import PYTHONPATH
+from tests.source_tree import PYTHONPATH
 
 EVENSTEP = Path(sys.executable).with_name("evenstep")
 ENVIRONMENT = {

@@ -1,4 +1,4 @@
-"""Workers as processes of this machine: what is left of one that has ended, or never began."""
+"""Local worker processes: an end is noticed at once, and nothing is left of a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from evenstep.launch.local import LocalLauncher, _Running
+from evenstep.launch.local import LocalLauncher
+from evenstep.launch.process import LocalProcess
 from evenstep.types import Launch
 
 BOUND_S = 600.0
@@ -25,10 +26,10 @@ ONE = Launch(num_workers=1, reason="asked for")
 
 
 class Ends:
-    """A launcher of one command, and the ends that it tells of."""
+    """A launcher of one command, and the ends that it reports."""
 
     def __init__(self, folder: Path, *command: str) -> None:
-        self.heard: list[tuple[str, int, str]] = []
+        self.ended: list[tuple[str, int, str]] = []
         self.dying: list[tuple[str, int]] = []
         names = (f"w{n}" for n in range(100))
         self.out = io.StringIO()
@@ -38,7 +39,7 @@ class Ends:
             logs=folder,
             name=lambda: next(names),
             on_dying=lambda *dying: self.dying.append(dying),
-            on_end=lambda *end: self.heard.append(end),
+            on_end=lambda *end: self.ended.append(end),
             out=self.out,
         )
 
@@ -51,7 +52,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_nothing_stays_open_of_workers_that_have_ended(tmp_path: Path) -> None:
+def test_workers_that_have_ended_leave_no_open_files(tmp_path: Path) -> None:
     async def launch_some() -> None:
         ends = Ends(tmp_path, sys.executable, "-S", "-c", "print('a line')")
         ends.launcher.launch(ONE)
@@ -64,7 +65,7 @@ def test_nothing_stays_open_of_workers_that_have_ended(tmp_path: Path) -> None:
             assert await ends.launcher.wait()
             while f"[w{n}] a line" not in ends.out.getvalue() or open_files() > before:
                 await asyncio.sleep(0.01)
-        assert [(worker, code) for worker, code, _ in ends.heard] == [
+        assert [(worker, code) for worker, code, _ in ends.ended] == [
             (f"w{n}", 0) for n in range(4)
         ]
         await ends.launcher.close()
@@ -73,14 +74,14 @@ def test_nothing_stays_open_of_workers_that_have_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["os.pidfd_open", "pathlib.Path.write_text"])
-def test_a_process_that_cannot_be_looked_after_is_ended(
+def test_a_process_that_cannot_be_watched_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     started: list[psutil.Process] = []
     before = psutil.Process().children()
 
     def full(*_: Any) -> None:
-        # Not by its command line: right after it has begun, that is empty.
+        # Not by its command line, which is empty right after the start.
         started.extend(p for p in psutil.Process().children() if p not in before)
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -93,7 +94,7 @@ def test_a_process_that_cannot_be_looked_after_is_ended(
         (process,) = started
         assert not process.is_running()
         assert await ends.launcher.wait(0.0)
-        assert ends.heard == []
+        assert ends.ended == []
         await ends.launcher.close()
 
     run(launch_one())
@@ -102,38 +103,38 @@ def test_a_process_that_cannot_be_looked_after_is_ended(
 @pytest.mark.parametrize(
     ("command", "number"), [(SLEEP, signal.SIGKILL), (SLEEP, signal.SIGTERM), ("exit(3)", 0)]
 )
-def test_what_ends_a_process_is_seen_before_it_is_gone(
+def test_the_signal_that_kills_a_process_is_seen_before_it_is_gone(
     tmp_path: Path, command: str, number: int
 ) -> None:
     process = subprocess.Popen([sys.executable, "-S", "-c", command])
-    running = _Running.of(process, process.pid, tmp_path / "log")
+    running = LocalProcess.open(process, process.pid, tmp_path / "log")
     if number:
-        assert running.dying_by() == 0
+        assert running.killed_by() == 0
         process.send_signal(number)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie, as one with much memory
-    assert running.dying_by() == number
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie, as if slow to end
+    assert running.killed_by() == number
     process.wait()
-    assert running.dying_by() == 0
+    assert running.killed_by() == 0
     running.close()
 
 
-def test_one_that_takes_long_to_end_is_told_of_once_and_before_its_end(tmp_path: Path) -> None:
+def test_a_dying_process_is_reported_once_and_before_its_end(tmp_path: Path) -> None:
     async def kill_one() -> None:
         ends = Ends(tmp_path, sys.executable, "-S", "-c", SLEEP)
         loop = asyncio.get_running_loop()
         ends.launcher.launch(ONE)
         (running,) = ends.launcher._running.values()
-        loop.remove_reader(running.pidfd)  # its end is not noticed yet
+        loop.remove_reader(running.pidfd)  # hide its end for now
         running.signal(signal.SIGKILL)
         while not ends.dying:
             await asyncio.sleep(0.01)
         for _ in range(3):
-            ends.launcher._look()
+            ends.launcher._poll()
         assert ends.dying == [("w0", signal.SIGKILL)]
-        assert ends.heard == []
+        assert ends.ended == []
         loop.add_reader(running.pidfd, ends.launcher._ended, "w0")
         assert await ends.launcher.wait()
-        assert [(worker, code) for worker, code, _ in ends.heard] == [("w0", -signal.SIGKILL)]
+        assert [(worker, code) for worker, code, _ in ends.ended] == [("w0", -signal.SIGKILL)]
         await ends.launcher.close()
 
     run(kill_one())

@@ -1,4 +1,4 @@
-"""Log lines carry the time, and a script that configures logging itself is left alone."""
+"""Log lines have the time, and a script's own logging configuration takes precedence."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_script_that_configures_logging_gets_what_it_asked_for(
 
 @pytest.mark.parametrize("late", [False, True])
 @unconfigured()
-def test_a_level_that_a_script_gives_evenstep_counts(
+def test_a_level_that_a_script_sets_for_evenstep_applies(
     capsys: pytest.CaptureFixture[str], late: bool
 ) -> None:
     if late:
@@ -82,7 +82,7 @@ def test_a_level_that_a_script_gives_evenstep_counts(
 
 
 @unconfigured()
-def test_a_handler_that_a_script_gives_evenstep_is_the_only_one(
+def test_a_handler_that_a_script_adds_to_evenstep_is_the_only_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show_log_by_default()

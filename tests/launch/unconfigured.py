@@ -1,4 +1,4 @@
-"""Logging as a script finds it, although pytest has handlers of its own."""
+"""Unconfigured logging, as a script finds it, although pytest adds its own handlers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def unconfigured() -> Iterator[None]:
-    """No handlers anywhere; nothing that is configured within is left behind."""
+    """Remove all handlers; restore the configuration on exit."""
     loggers = (logging.root, logging.getLogger("evenstep"))
     before = [(logger, logger.handlers, logger.filters, logger.level) for logger in loggers]
     for logger, level in zip(loggers, (logging.WARNING, logging.NOTSET), strict=True):

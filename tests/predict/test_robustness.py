@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chance import examples
+from tests.hypothesis_examples import examples
 
 from evenstep.predict import FORECASTERS, Gate
 from evenstep.testing import interference

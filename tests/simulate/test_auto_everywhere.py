@@ -1,4 +1,4 @@
-"""What docs/policies.md promises of `auto`, on every scenario that is shipped."""
+"""The promises of docs/policies.md about `auto`, on every shipped scenario."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from evenstep.config import Choice
 from evenstep.simulate.result import Result
-from evenstep.simulate.run import compare, run
-from evenstep.simulate.scenario import Scenario, load
+from evenstep.simulate.run import compare_policies, run
+from evenstep.simulate.scenario import Scenario, load_scenario
 
 SCENARIOS = Path(__file__).parent.parent.parent / "scenarios"
 OTHERS = ("uniform", "static", "proportional", "predictive", "curve", "shift")
@@ -20,7 +20,7 @@ SHORTER = {"thousand": ["steps=60"]}
 
 @cache
 def scenario(name: str) -> Scenario:
-    return load(SCENARIOS / f"{name}.yaml", SHORTER.get(name, []))
+    return load_scenario(SCENARIOS / f"{name}.yaml", SHORTER.get(name, []))
 
 
 def named(*, static: bool) -> list[str]:
@@ -63,6 +63,6 @@ SLOW = {
     [pytest.param(n, marks=[pytest.mark.long] * (n in SLOW)) for n in named(static=False)],
 )
 def test_auto_is_never_more_than_one_per_cent_behind_another_policy(name: str) -> None:
-    *results, auto, _ = compare(scenario(name), [Choice(p) for p in (*OTHERS, "auto")])
+    *results, auto, _ = compare_policies(scenario(name), [Choice(p) for p in (*OTHERS, "auto")])
     best = max(results, key=lambda r: r.samples_per_s)
     assert auto.samples_per_s >= 0.99 * best.samples_per_s, best.policy

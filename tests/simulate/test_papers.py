@@ -1,4 +1,4 @@
-"""The papers' scenarios run, and what docs/papers.md says of them holds."""
+"""The papers' scenarios run, and the claims of docs/papers.md about them hold."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_on_uneven_cores_each_method_beats_the_one_before(workload: str, level: 
 
 @pytest.mark.parametrize("level", [6, 10])
 @pytest.mark.parametrize("policy", ["uniform", "static"])
-def test_resnet_on_uneven_cores_takes_what_the_paper_says(level: int, policy: str) -> None:
+def test_resnet_on_uneven_cores_takes_as_long_as_in_the_paper(level: int, policy: str) -> None:
     alike, story = scenario("cores-resnet50-h1"), scenario(f"cores-resnet50-h{level}")
     assert story.paper is not None
     ours = 220 * seconds(story, policy, steps=20) / seconds(alike, "uniform", steps=20)
@@ -88,7 +88,7 @@ def test_a_worker_with_two_cores_is_better_left_out() -> None:
     assert seconds(all_work, "auto") > 2 * seconds(scenario(name), "auto")
 
 
-def test_published_curves_give_the_published_gain_of_a_card_over_a_cpu() -> None:
+def test_published_curves_give_the_published_gain_of_a_gpu_over_a_cpu() -> None:
     story = scenario("gpu-cpu-resnet50")
     gain = seconds(story, "uniform", steps=20) / seconds(story, "static", steps=20)
     assert gain == pytest.approx(376 / 104, rel=0.15)
@@ -106,7 +106,7 @@ def test_seeing_free_cpu_saves_more_than_seeing_past_speeds() -> None:
 
 
 @pytest.mark.parametrize("policy", ["curve", "shift", "auto"])
-def test_a_mix_of_cards_is_balanced_without_labels(policy: str) -> None:
+def test_a_mix_of_gpus_is_balanced_without_labels(policy: str) -> None:
     story = scenario("lbbsp-gpu")
     assert seconds(story, policy, steps=200) < 0.65 * seconds(story, "uniform", steps=200)
 
@@ -134,7 +134,7 @@ def test_with_restarts_the_search_costs_more_than_it_saves(size: int) -> None:
     assert job(restarted, steps=700).total_s > job(fixed, steps=20).total_s
 
 
-def test_dearer_workers_make_a_smaller_cluster() -> None:
+def test_more_expensive_workers_make_a_smaller_cluster() -> None:
     story = scenario("autoscale-utility", 'settings.scaling.heuristic.linear="10,10800"')
     sizes = []
     for price in (0.01, 0.1, 1.0, 10.0):
@@ -144,7 +144,7 @@ def test_dearer_workers_make_a_smaller_cluster() -> None:
     assert sizes == [32, 16, 8, 4]
 
 
-def test_balancing_helps_at_once_and_replacing_in_the_end() -> None:
+def test_balancing_helps_at_once_and_replacing_in_the_long_run() -> None:
     story = scenario("stragglers")
     left = replace(story, settings=replace(story.settings, straggler=StragglerSettings()))
     equal, balanced = (seconds(left, policy, steps=60) for policy in ("uniform", "auto"))

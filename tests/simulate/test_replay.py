@@ -1,4 +1,4 @@
-"""Whatever a simulated cluster goes through, its journal is decided again to the same actions."""
+"""The journal of any simulated run replays to the same actions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evenstep.simulate.run import run
 from evenstep.simulate.scenario import Scenario
 from evenstep.strict import build
 from evenstep.types import Plan, Stay, StepDone
-from tests.chance import examples
+from tests.hypothesis_examples import examples
 
 times = st.floats(0.05, 3.0)
 changes = st.fixed_dictionaries(
@@ -80,7 +80,7 @@ reusing_the_folder = examples(
 
 
 def recorded(data: dict[str, Any], path: Path) -> bytes:
-    """The journal of a run, also of one that stands still in the end."""
+    """The journal of a run, also if it stays paused at the end."""
     path.unlink(missing_ok=True)
     with contextlib.suppress(PausedError):
         run(build(Scenario, data), journal=path)
@@ -98,13 +98,13 @@ def test_a_simulated_run_replays_to_the_same_actions(tmp_path: Path, data: dict[
 
 @reusing_the_folder
 @given(data=stories)
-def test_a_run_is_the_same_twice_to_the_byte(tmp_path: Path, data: dict[str, Any]) -> None:
+def test_two_runs_write_the_same_bytes(tmp_path: Path, data: dict[str, Any]) -> None:
     assert recorded(data, tmp_path / "j") == recorded(data, tmp_path / "j")
 
 
 @reusing_the_folder
 @given(data=stories)
-def test_steps_are_committed_once_each_in_order_and_every_one_holds_the_batch(
+def test_steps_are_committed_once_in_order_and_each_has_the_whole_batch(
     tmp_path: Path, data: dict[str, Any]
 ) -> None:
     recorded(data, tmp_path / "j")
@@ -139,7 +139,7 @@ def test_other_settings_show_what_would_have_been_decided(tmp_path: Path) -> Non
         assert max(plan.shares.values()) - min(plan.shares.values()) <= 1
 
 
-def test_steps_still_count_where_other_settings_number_generations_otherwise(
+def test_steps_count_even_if_other_settings_number_generations_differently(
     tmp_path: Path,
 ) -> None:
     recorded(STORY, tmp_path / "j")
@@ -150,10 +150,10 @@ def test_steps_still_count_where_other_settings_number_generations_otherwise(
     now = [a for _, acts in replay(records, stricter) for a in acts if isinstance(a, Plan)]
     assert max(generations) == 3
     assert {a.generation for a in now} == {1}
-    assert len(now) > 1  # of the generation that is the second in the record
+    assert len(now) > 1  # of the second recorded generation
 
 
-def test_forecasts_are_taken_from_the_record_unless_asked_otherwise(tmp_path: Path) -> None:
+def test_forecasts_come_from_the_record_unless_made_anew(tmp_path: Path) -> None:
     workers = [{"count": 3, "fixed_s": 0.01, "per_sample_s": 0.001, "jitter": 0.2}]
     brain = {"batch": {"size": 100}, "policy": "predictive", "forecaster": "last"}
     recorded({"steps": 30, "settings": brain, "workers": workers}, tmp_path / "j")
@@ -187,7 +187,7 @@ def test_a_decision_to_stay_is_recorded_when_its_reason_changes(tmp_path: Path) 
 def test_a_journal_that_repeats_decisions_to_stay_replays_to_the_same_actions(
     tmp_path: Path,
 ) -> None:
-    """As they were written before."""
+    """As older versions wrote it."""
     recorded(SETTLED, tmp_path / "j")
     header, records = read(tmp_path / "j")
     cluster = assemble(header.settings)

@@ -12,8 +12,8 @@ from evenstep.config import Choice
 from evenstep.errors import EvenstepError, PausedError
 from evenstep.journal import Record, read
 from evenstep.simulate.result import Result, settled
-from evenstep.simulate.run import LIMIT, compare, run
-from evenstep.simulate.scenario import Scenario, load
+from evenstep.simulate.run import LIMIT, compare_policies, run
+from evenstep.simulate.scenario import Scenario, load_scenario
 from evenstep.strict import build
 from evenstep.types import Drain, Joined, LaunchFailed, Left, Lost, StepDone
 
@@ -51,34 +51,36 @@ def test_a_step_takes_as_long_as_its_slowest_worker_and_the_reduction() -> None:
     assert result.cost == pytest.approx(4.2 + 4.2 / 3600)
 
 
-def test_a_run_may_be_as_long_as_its_samples() -> None:
+def test_a_run_can_end_after_a_number_of_samples() -> None:
     result = run(story({"fixed_s": 1}, samples=25))
     assert result.num_steps == 3
     assert result.samples == 36
 
 
-def test_the_limit_of_four_uneven_workers_is_what_was_computed_by_hand() -> None:
-    limit = run(load(SCENARIOS / "four-uneven.yaml"), LIMIT)
+def test_the_limit_of_four_uneven_workers_equals_the_result_by_hand() -> None:
+    limit = run(load_scenario(SCENARIOS / "four-uneven.yaml"), LIMIT)
     assert limit.step_s == pytest.approx(np.full(300, 0.0230 + 0.0078), abs=1e-4)
     assert limit.settled_step == 0
 
 
-def test_every_policy_meets_the_same_chance() -> None:
+def test_every_policy_gets_the_same_noise() -> None:
     group = {"count": 3, "fixed_s": 0.1, "jitter": 0.2}
-    uniform, static, limit = compare(story(group), [UNIFORM, Choice("static")])
+    uniform, static, limit = compare_policies(story(group), [UNIFORM, Choice("static")])
     assert uniform.step_s.tolist() == static.step_s.tolist()
     assert limit.policy == "limit"
     assert limit.achieved == 1.0
 
 
-def test_no_fixed_shares_beat_the_limit_where_there_is_no_chance() -> None:
+def test_without_noise_no_fixed_shares_beat_the_limit() -> None:
     for name in ("four-uneven", "bert-like", "knee"):
-        scenario = load(SCENARIOS / f"{name}.yaml", ["steps=30"])
-        for result in compare(scenario, [UNIFORM, Choice("static"), Choice("proportional")]):
+        scenario = load_scenario(SCENARIOS / f"{name}.yaml", ["steps=30"])
+        for result in compare_policies(
+            scenario, [UNIFORM, Choice("static"), Choice("proportional")]
+        ):
             assert (result.expected_s >= result.limit_s * (1 - 1e-12)).all()
 
 
-def test_a_lost_worker_voids_its_step_and_costs_the_time_to_notice(tmp_path: Path) -> None:
+def test_a_lost_worker_voids_its_step_and_costs_the_detection_time(tmp_path: Path) -> None:
     scenario = story(
         {"fixed_s": 1, "count": 2},
         {"fixed_s": 1, "kind": "spot", "fails_at_s": 3.25},
@@ -111,7 +113,7 @@ def test_workers_join_and_leave_between_steps(tmp_path: Path) -> None:
     assert sizes == [2, 2, 2, 3, 3, 3, 2, 2, 2, 2]
 
 
-def test_launched_workers_start_up_then_join_and_are_paid_from_the_order_on(tmp_path: Path) -> None:
+def test_launched_workers_start_up_then_join_and_cost_from_the_launch_on(tmp_path: Path) -> None:
     scenario = story(
         {"fixed_s": 1, "price": 0},
         pool=[{"fixed_s": 1, "kind": "pool", "count": 2, "startup_s": 2.5, "price": 3600}],
@@ -131,7 +133,7 @@ def test_launched_workers_start_up_then_join_and_are_paid_from_the_order_on(tmp_
     assert result.cost == pytest.approx(2 * (result.time_s - 1))
 
 
-def test_a_drained_worker_leaves_after_one_more_step_and_its_place_is_free_again(
+def test_a_drained_worker_leaves_after_one_more_step_and_its_slot_is_free_again(
     tmp_path: Path,
 ) -> None:
     scenario = story(
@@ -145,7 +147,7 @@ def test_a_drained_worker_leaves_after_one_more_step_and_its_place_is_free_again
     assert joined == [["cpu-0", "cpu-1"], ["cpu-1.2"]]
 
 
-def test_a_drain_ordered_at_a_steps_end_leaves_one_more_step(tmp_path: Path) -> None:
+def test_a_worker_drained_at_the_end_of_a_step_takes_one_more_step(tmp_path: Path) -> None:
     scenario = story(
         {"per_sample_s": 0.001, "count": 3},
         communication={"latency_s": 1},
@@ -163,7 +165,7 @@ def test_a_drain_ordered_at_a_steps_end_leaves_one_more_step(tmp_path: Path) -> 
         assert named[i : i + 3] == ["StepDone", "StepDone", "Left"]
 
 
-def test_a_fresh_machine_is_launched_before_one_that_was_sent_home(tmp_path: Path) -> None:
+def test_an_unused_slot_is_launched_before_a_used_one(tmp_path: Path) -> None:
     scenario = story(
         {"fixed_s": 1, "count": 2},
         pool=[{"fixed_s": 1, "kind": "pool"}],
@@ -174,7 +176,7 @@ def test_a_fresh_machine_is_launched_before_one_that_was_sent_home(tmp_path: Pat
     assert joined == [["cpu-0", "cpu-1"], ["pool-0"]]
 
 
-def test_a_machine_that_failed_cannot_be_launched_again(tmp_path: Path) -> None:
+def test_the_slot_of_a_failed_worker_is_not_used_again(tmp_path: Path) -> None:
     scenario = story(
         {"fixed_s": 1},
         {"fixed_s": 1, "kind": "spot", "fails_at_s": 2.5},
@@ -185,7 +187,7 @@ def test_a_machine_that_failed_cannot_be_launched_again(tmp_path: Path) -> None:
     assert kinds(records).count("Joined") == 1
 
 
-def test_below_the_minimum_the_clock_runs_until_workers_are_back() -> None:
+def test_below_the_minimum_the_clock_advances_until_workers_join() -> None:
     scenario = story(
         {"fixed_s": 1},
         {"fixed_s": 1, "kind": "spot", "fails_at_s": 2.5},
@@ -195,15 +197,15 @@ def test_below_the_minimum_the_clock_runs_until_workers_are_back() -> None:
     assert run(scenario).time_s == pytest.approx(20 + 8)
 
 
-def test_a_run_that_nothing_will_wake_says_so() -> None:
+def test_a_paused_run_that_nothing_can_resume_raises() -> None:
     scenario = story(
         {"fixed_s": 1}, {"fixed_s": 1, "fails_at_s": 2.5}, settings={"workers": {"min": 2}}
     )
-    with pytest.raises(PausedError, match=r"stands still at 2\.5 s, after 2 steps"):
+    with pytest.raises(PausedError, match=r"is paused at 2\.5 s, after 2 steps"):
         run(scenario)
 
 
-def test_plans_take_effect_when_prefetched_steps_are_over(tmp_path: Path) -> None:
+def test_plans_take_effect_after_the_prefetched_steps(tmp_path: Path) -> None:
     scenario = story(
         {"per_sample_s": 0.01},
         {"per_sample_s": 0.02},
@@ -219,7 +221,7 @@ def test_plans_take_effect_when_prefetched_steps_are_over(tmp_path: Path) -> Non
     assert given[3] > 6
 
 
-def test_free_cpu_in_a_report_is_that_of_the_coming_step(tmp_path: Path) -> None:
+def test_free_cpu_in_a_report_is_for_the_next_step(tmp_path: Path) -> None:
     change = {"factor": 2, "at_s": 3, "until_s": 5, "announced": True}
     _, records = recorded(story({"fixed_s": 1, "changes": [change]}), tmp_path / "j")
     steps = [r.event for r in records if isinstance(r.event, StepDone)]
@@ -231,19 +233,19 @@ def test_free_cpu_in_a_report_is_that_of_the_coming_step(tmp_path: Path) -> None
 
 def test_a_wrong_policy_leaves_no_journal(tmp_path: Path) -> None:
     with pytest.raises(EvenstepError, match="did you mean uniform"):
-        compare(story({"fixed_s": 1}), [Choice("unifrom")], journal=tmp_path / "j")
-    with pytest.raises(EvenstepError, match="holds one run, not 2"):
-        compare(story({"fixed_s": 1}), [UNIFORM, Choice("static")], journal=tmp_path / "j")
+        compare_policies(story({"fixed_s": 1}), [Choice("unifrom")], journal=tmp_path / "j")
+    with pytest.raises(EvenstepError, match="records one run, not 2"):
+        compare_policies(story({"fixed_s": 1}), [UNIFORM, Choice("static")], journal=tmp_path / "j")
     assert not (tmp_path / "j").exists()
 
 
 def test_a_wrong_policy_is_refused_before_any_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evenstep.simulate.run.run", lambda *_, **__: pytest.fail("it was run"))
     with pytest.raises(EvenstepError, match="did you mean uniform"):
-        compare(story({"fixed_s": 1}), [UNIFORM, Choice("unifrom")])
+        compare_policies(story({"fixed_s": 1}), [UNIFORM, Choice("unifrom")])
 
 
-def test_settled_is_the_first_step_from_which_on_nearly_all_are_near() -> None:
+def test_settled_is_the_first_step_from_which_nearly_all_are_near() -> None:
     def at(text: str) -> int | None:
         return settled(np.array([c == "+" for c in text]))
 

@@ -1,4 +1,4 @@
-"""The modelled workers: curves, changes over time, and chance that is the same for everyone."""
+"""Simulated hardware: curves, slowdowns over time, and noise that is the same for all policies."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def changing(**change: Any) -> World:
     return world({"fixed_s": 1, "changes": [change]})
 
 
-def test_a_change_lasts_from_its_start_to_its_end() -> None:
+def test_a_slowdown_lasts_from_its_start_to_its_end() -> None:
     made = changing(factor=2, at_s=5, until_s=8)
     assert slow_at(made, 0, 4.999, 5, 7.999, 8, 100) == [1, 1, 2, 2, 1, 1]
 
 
-def test_a_change_without_an_end_is_for_good() -> None:
+def test_a_slowdown_without_an_end_stays() -> None:
     assert slow_at(changing(factor=3, at_s=5), 4, 5, 1e9) == [1, 3, 3]
 
 
-def test_a_periodic_change_comes_again() -> None:
+def test_a_periodic_slowdown_repeats() -> None:
     made = changing(factor=2, at_s=5, until_s=6, every_s=10)
     assert slow_at(made, 0, 5, 5.5, 6, 14.9, 15, 15.9, 16, 105.5) == [1, 2, 2, 1, 1, 2, 2, 1, 2]
 
@@ -45,7 +45,7 @@ def test_a_ramp_grows_to_the_factor_and_stays() -> None:
     assert slow_at(made, 10, 20, 30, 40) == [1, 2, 3, 3]
 
 
-def test_changes_at_one_time_multiply_and_stagger_shifts_them() -> None:
+def test_simultaneous_slowdowns_multiply_and_stagger_shifts_them() -> None:
     changes = [{"factor": 2, "at_s": 1}, {"factor": 1.5, "at_s": 2, "announced": True}]
     made = world({"fixed_s": 1, "count": 2, "stagger_s": 10, "changes": changes})
     total, announced = made.slowdown(5)
@@ -54,19 +54,19 @@ def test_changes_at_one_time_multiply_and_stagger_shifts_them() -> None:
     assert made.slowdown(20)[0].tolist() == [3, 3]
 
 
-def test_free_cpu_tells_of_what_is_announced_alone() -> None:
+def test_free_cpu_shows_only_announced_slowdowns() -> None:
     changes = [{"factor": 2}, {"factor": 4, "announced": True}]
     assert world({"fixed_s": 1, "changes": changes}).free_cpu(0, 0).tolist() == [0.25]
 
 
-def test_free_cpu_stays_between_none_and_all() -> None:
+def test_free_cpu_stays_between_0_and_1() -> None:
     free = world({"fixed_s": 1, "count": 200, "free_cpu_noise": 0.8}).free_cpu(0, 3)
     assert free.min() == 0
     assert free.max() == 1
     assert len(set(free.tolist())) > 50
 
 
-def test_chance_belongs_to_seed_step_and_place() -> None:
+def test_noise_depends_on_seed_step_and_slot() -> None:
     group = {"fixed_s": 1, "jitter": 0.1}
     few, many = world({**group, "count": 3}), world({**group, "count": 5})
     assert few.jitter(4).tolist() == many.jitter(4)[:3].tolist()
@@ -80,7 +80,7 @@ def test_jitter_has_mean_one_and_the_given_deviation() -> None:
     assert draws.std() == pytest.approx(0.1, abs=0.003)
 
 
-def test_a_throughput_table_is_flat_below_and_steady_above() -> None:
+def test_outside_a_throughput_table_time_is_flat_below_and_throughput_above() -> None:
     made = world({"throughput": {64: 64, 128: 96, 256: 128}})
     curves = made.curves(np.array([0]), np.array([2.0]), 1024)
     times = [float(curves.seconds(np.array([b]))[0]) for b in (0, 1, 64, 96, 128, 256, 512)]
@@ -98,7 +98,7 @@ def test_tables_and_lines_are_split_together() -> None:
     assert shares.tolist() == [120, 120, 60]
 
 
-def test_ids_sort_in_the_order_of_places() -> None:
+def test_ids_sort_in_the_order_of_slots() -> None:
     made = world({"kind": "b", "fixed_s": 1, "count": 11}, {"kind": "b", "fixed_s": 1})
     assert made.names == sorted(made.names)
     assert made.names[-1] == "b-11"
@@ -106,6 +106,6 @@ def test_ids_sort_in_the_order_of_places() -> None:
     assert made.worker(0, 2).id == "b-00.2"
 
 
-def test_a_worker_that_warms_up_says_how_fast_it_was() -> None:
+def test_a_worker_that_warms_up_reports_its_speed() -> None:
     made = world({"fixed_s": 0.5, "per_sample_s": 0.05, "warmup_share": 10})
     assert made.worker(0, 1).warmup_samples_per_s == pytest.approx(10.0)

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import evenstep
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.launch.environment import StaticRank, find
+from evenstep.launch.environment import StaticRank, read_environment
 from evenstep.train.comm.model_check import ModelsDifferError
 from evenstep.train.comm.shared_store import RankFailedError
 from evenstep.train.data.batch_size import NothingFitsError, largest_share
@@ -177,7 +177,7 @@ def test_a_scaler_that_is_disabled_on_one_rank_is_refused_before_the_first_step(
         session.prepare(copy.deepcopy(TEMPLATE), scaler)
         session.loader(DATA, batch=32)
 
-    says = r"disabled_scalers: is .* on rank \d, .* on rank \d; a GradScaler must be enabled on all"
+    says = r"disabled_scalers: is .* on rank \d, .* on rank \d; enable GradScaler on all"
     with pytest.raises((ConfigError, RankFailedError), match=says):
         run_ranks(2, body)
 
@@ -334,12 +334,12 @@ def test_where_nothing_fits_it_says_so() -> None:
 )
 def test_a_half_set_environment_is_refused(environment: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        find(environment)
+        read_environment(environment)
     assert says in str(caught.value)
 
 
 def test_no_environment_is_alone() -> None:
-    assert find({}) == StaticRank()
+    assert read_environment({}) == StaticRank()
 
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])

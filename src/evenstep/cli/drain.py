@@ -1,4 +1,4 @@
-"""`evenstep drain`: one worker leaves, in order."""
+"""`evenstep drain`: take one worker out of a run."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from pathlib import Path
 
 import click
 
-from evenstep.cli.place import locate, question, token_option
+from evenstep.cli.endpoint import ask_coordinator, find_coordinator
+from evenstep.cli.options import token_option
 
 
 @click.command("drain")
 @click.argument("run")
 @click.argument("worker")
 @token_option
-def command(run: str, worker: str, token_file: Path | None) -> None:
-    """Let WORKER leave RUN, a folder or HOST:PORT, at a step's end.
+def drain_command(run: str, worker: str, token_file: Path | None) -> None:
+    """Let WORKER leave RUN, a folder or HOST:PORT, at the end of a step.
 
-    A worker that a restarted coordinator still waits for is given up.
+    A restarted coordinator that still waits for WORKER to reconnect gives it up.
     """
-    question(locate(run, token_file), "drain", worker=worker)
-    click.echo(f"{worker} leaves at a step's end")
+    ask_coordinator(find_coordinator(run, token_file), "drain", worker=worker)
+    click.echo(f"{worker} leaves at the end of a step")

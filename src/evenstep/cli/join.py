@@ -1,4 +1,4 @@
-"""`evenstep join`: a worker of this machine for a run that goes on elsewhere."""
+"""`evenstep join`: add a worker on this machine to a run."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from types import FrameType
 
 import click
 
-from evenstep.cli.place import locate, own_address, token_option
-from evenstep.cli.signals import Requests
-from evenstep.launch.local import tethered, worker_environment
+from evenstep.cli.endpoint import find_coordinator, reachable_address
+from evenstep.cli.options import token_option
+from evenstep.cli.signals import StopRequests
+from evenstep.launch.die_with_parent import die_with_parent
+from evenstep.launch.local import worker_environment
 
 
 @click.command("join", context_settings={"allow_interspersed_args": False})
-@click.argument("where", metavar="HOST:PORT")
+@click.argument("run", metavar="HOST:PORT")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--address",
-    help="At which the other workers reach this one.  [default: that which reaches HOST]",
+    help="Where other workers reach this one.  [default: the local address towards HOST]",
 )
 @token_option
 @click.pass_context
-def command(
+def join_command(
     ctx: click.Context,
-    where: str,
+    run: str,
     script: Path,
     args: tuple[str, ...],
     address: str | None,
@@ -36,30 +38,30 @@ def command(
 ) -> None:
     """Start SCRIPT ARGS here as a worker of the run at HOST:PORT (or in a run's folder).
 
-    Options of join go before SCRIPT. Ctrl-C or SIGTERM lets the worker leave at a step's end; a
-    second one ends it. The exit code is the script's.
+    Options of join go before SCRIPT. On Ctrl-C or SIGTERM the worker leaves at the end of a step; a
+    second one kills it. The exit code is the script's.
     """
-    there = locate(where, token_file)
-    mine = own_address(there)  # a wrong token is told here, not in a traceback of the script
+    coordinator = find_coordinator(run, token_file)
+    reachable = reachable_address(coordinator)  # even with --address: it checks the token
     env = worker_environment(
-        os.environ, coordinator=str(there), address=address or mine, tls_ca=there.tls_ca
+        os.environ,
+        coordinator=str(coordinator),
+        address=address or reachable,
+        tls_ca=coordinator.tls_ca,
     )
-    env["EVENSTEP_TOKEN"] = there.token  # the environment is only ours to read
+    env["EVENSTEP_TOKEN"] = coordinator.token  # other users cannot read the environment
     env.pop("EVENSTEP_WORKER", None)
-    worker = subprocess.Popen(
-        tethered([sys.executable, str(script), *args]),
-        env=env,
-        start_new_session=True,
-    )
-    requests = Requests()
+    command = die_with_parent([sys.executable, str(script), *args])
+    worker = subprocess.Popen(command, env=env, start_new_session=True)
+    requests = StopRequests()
 
     def leave(number: int, _: FrameType | None) -> None:
         if not requests.count_signal():
             return
-        again = requests.num > 1
-        does = "killed" if again else "leaving at the step's end; again to kill"
-        click.echo(f"evenstep: {signal.Signals(number).name}: {does}", err=True)
-        os.killpg(worker.pid, signal.SIGKILL) if again else worker.terminate()
+        kill = requests.num > 1
+        action = "killed" if kill else "leaving at the end of the step; send it again to kill"
+        click.echo(f"evenstep: {signal.Signals(number).name}: {action}", err=True)
+        os.killpg(worker.pid, signal.SIGKILL) if kill else worker.terminate()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)

@@ -24,7 +24,7 @@ SHOWN = 3
 @click.argument("journal", type=click.Path(path_type=Path))
 @click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change the settings.")
 @click.pass_context
-def command(ctx: click.Context, journal: Path, sets: tuple[str, ...]) -> None:
+def replay_command(ctx: click.Context, journal: Path, sets: tuple[str, ...]) -> None:
     """Decide the run recorded in JOURNAL again and show where decisions differ.
 
     JOURNAL is a file, or the folder of a run. Without --set a difference is a fault, and the exit

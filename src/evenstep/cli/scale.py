@@ -1,4 +1,4 @@
-"""`evenstep scale`: other numbers of workers while a run goes on."""
+"""`evenstep scale`: change the number of workers of a run."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from pathlib import Path
 
 import click
 
-from evenstep.cli.place import locate, question, token_option
+from evenstep.cli.endpoint import ask_coordinator, find_coordinator
+from evenstep.cli.options import token_option
 
 
-class Scale(click.Command):
-    """Refuses a negative number as a number: click would take it for an option."""
+class ScaleCommand(click.Command):
+    """Rejects a negative number as a number; click would take it for an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The arguments, checked."""
+        """Check the arguments first."""
         for arg in args:
             if re.fullmatch(r"-\d+", arg):
                 raise click.BadParameter(f"must be 1 or more, got {arg}", ctx, None, "NUM_WORKERS")
         return super().parse_args(ctx, args)
 
 
-@click.command("scale", cls=Scale)
+@click.command("scale", cls=ScaleCommand)
 @click.argument("run")
 @click.argument("num_workers", type=click.IntRange(min=1))
 @token_option
-def command(run: str, num_workers: int, token_file: Path | None) -> None:
-    """Let RUN, a folder or HOST:PORT, have NUM_WORKERS workers.
+def scale_command(run: str, num_workers: int, token_file: Path | None) -> None:
+    """Change RUN, a folder or HOST:PORT, to NUM_WORKERS workers while it trains.
 
-    New ones are started by its launcher and join when they are ready; the last in rank leave at a
-    step's end. Training goes on meanwhile.
+    Its launcher starts new workers, which join when they are ready. Surplus workers, highest rank
+    first, leave at the end of a step.
     """
-    told = question(locate(run, token_file), "scale", num_workers=num_workers)
-    click.echo(f"{told['num_workers']} workers asked for")
+    coordinator = find_coordinator(run, token_file)
+    answer = ask_coordinator(coordinator, "scale", num_workers=num_workers)
+    click.echo(f"{answer['num_workers']} workers asked for")

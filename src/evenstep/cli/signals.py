@@ -1,17 +1,17 @@
-"""Debounce signals: one request may arrive twice."""
+"""Debounces signals: one request may arrive as two signals."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-SAME_S = 1.0
+DEBOUNCE_S = 1.0
 
 
-class Requests:
-    """Counts requests. Signals within SAME_S of the one that was counted are the same request.
+class StopRequests:
+    """Counts requests to stop; signals within DEBOUNCE_S of a counted one do not count.
 
-    `timeout` and terminals send a signal to a process and to its group, so that it comes twice.
+    `timeout` and terminals signal both a process and its group, so the process gets two signals.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,7 +22,7 @@ class Requests:
     def count_signal(self) -> bool:
         """Count a signal; False if it repeats the last one."""
         now_s = self._clock()
-        if self.num and now_s - self._counted_s < SAME_S:
+        if self.num and now_s - self._counted_s < DEBOUNCE_S:
             return False
         self.num, self._counted_s = self.num + 1, now_s
         return True

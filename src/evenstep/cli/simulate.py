@@ -1,4 +1,4 @@
-"""`evenstep simulate`: a scenario in, a table out."""
+"""`evenstep simulate`: run a scenario and print a table."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 import click
 import msgspec
 
+from evenstep.cli.options import require_name
 from evenstep.cli.table import table
 from evenstep.config import Choice
-from evenstep.errors import ConfigError
 from evenstep.simulate.result import Result
-from evenstep.simulate.run import compare
-from evenstep.simulate.scenario import Scenario, load
+from evenstep.simulate.run import compare_policies
+from evenstep.simulate.scenario import Scenario, load_scenario
 
 
 @click.command("simulate")
-@click.argument("scenario", type=click.Path(path_type=Path))
+@click.argument("path", metavar="SCENARIO", type=click.Path(path_type=Path))
 @click.option("--policy", help="Policies to compare, as a,b,c.  [default: the scenario's]")
 @click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change the scenario.")
 @click.option("--journal", type=click.Path(path_type=Path), help="Record the run of one policy.")
-@click.option("--seed", type=click.IntRange(min=0), help="Other draws of chance.")
-def command(
-    scenario: Path,
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the noise.")
+def simulate_command(
+    path: Path,
     policy: str | None,
     sets: tuple[str, ...],
     journal: Path | None,
@@ -31,42 +31,40 @@ def command(
 ) -> None:
     """Run SCENARIO, a YAML file, on a virtual clock and compare policies with the limit.
 
-    Every policy meets the same chance. The limit knows each worker's true step time.
+    Every policy gets the same noise. The limit knows each worker's true step time.
     """
-    story = load(scenario, sets)
+    scenario = load_scenario(path, sets)
     if seed is not None:
-        story = msgspec.structs.replace(story, seed=seed)
-    results = compare(story, _chosen(story, policy), journal=journal)
-    click.echo(_headline(scenario.stem, story, results[-1]))
+        scenario = msgspec.structs.replace(scenario, seed=seed)
+    results = compare_policies(scenario, _chosen(scenario, policy), journal=journal)
+    click.echo(_headline(path.stem, scenario, results[-1]))
     click.echo(table(("policy", "time", "of limit", "wait", "cost", "settled"), map(_row, results)))
     if journal is not None:
         click.echo(f"recorded in {journal}")
 
 
-def _chosen(story: Scenario, names: str | None) -> list[Choice]:
-    """The policies named, each with the options that the scenario gives it."""
+def _chosen(scenario: Scenario, names: str | None) -> list[Choice]:
+    """The named policies, each with the options that the scenario gives it."""
     if names is None:
         return []
-    told = {c.name: c for c in (*story.policies, story.settings.policy)}
-    chosen = [n for n in dict.fromkeys(names.replace(" ", "").split(",")) if n]
-    if not chosen:
-        raise ConfigError("--policy", "is empty; give a name, or leave the option out")
-    return [told.get(n, Choice(n)) for n in chosen]
+    configured = {c.name: c for c in (*scenario.policies, scenario.settings.policy)}
+    chosen = require_name("--policy", names.replace(" ", "").replace(",", " ")).split()
+    return [configured.get(name, Choice(name)) for name in dict.fromkeys(chosen)]
 
 
-def _headline(name: str, story: Scenario, limit: Result) -> str:
+def _headline(name: str, scenario: Scenario, limit: Result) -> str:
     kinds: Counter[str] = Counter()
-    for group in story.workers:
+    for group in scenario.workers:
         kinds[group.kind] += group.count
-    several = ", ".join(f"{num} {kind}" for kind, num in kinds.items())
-    batch = story.settings.batch
+    counts = ", ".join(f"{num} {kind}" for kind, num in kinds.items())
+    batch = scenario.settings.batch
     size = f"{batch.size}" if batch.size else f"{batch.per_worker} a worker up to {batch.limit}"
-    spare = sum(group.count for group in story.pool)
-    pool = f", {spare} more to launch" if spare else ""
-    length = f"{story.steps} steps" if story.steps else f"{limit.num_steps} steps at the limit"
+    num_pool = sum(group.count for group in scenario.pool)
+    pool = f", {num_pool} more to launch" if num_pool else ""
+    length = f"{limit.num_steps} steps" + ("" if scenario.steps else " at the limit")
     return (
-        f"{name}: {kinds.total()} workers ({several}){pool}; batch {size}; {length}; "
-        f"seed {story.seed}"
+        f"{name}: {kinds.total()} workers ({counts}){pool}; batch {size}; {length}; "
+        f"seed {scenario.seed}"
     )
 
 

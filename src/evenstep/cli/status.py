@@ -1,4 +1,4 @@
-"""`evenstep status`: who trains in a run, and how fast."""
+"""`evenstep status`: the workers of a run, and how fast they are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from evenstep.cli.place import locate, question, token_option
+from evenstep.cli.endpoint import ask_coordinator, find_coordinator
+from evenstep.cli.options import token_option
 from evenstep.cli.table import table
 
 HEAD = ("worker", "rank", "share", "compute", "wait", "state")
@@ -16,21 +17,21 @@ HEAD = ("worker", "rank", "share", "compute", "wait", "state")
 
 @click.command("status")
 @click.argument("run")
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
 @token_option
-def command(run: str, as_json: bool, token_file: Path | None) -> None:
-    """Show RUN, a folder or HOST:PORT, as its coordinator sees it now."""
-    told = question(locate(run, token_file), "status")
+def status_command(run: str, as_json: bool, token_file: Path | None) -> None:
+    """Show the state and the workers of RUN, a folder or HOST:PORT."""
+    status = ask_coordinator(find_coordinator(run, token_file), "status")
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(status))
         return
-    why = f" ({told['reason']})" if told["reason"] else ""
+    why = f" ({status['reason']})" if status["reason"] else ""
     click.echo(
-        f"{told['state']}{why}: generation {told['generation']}, step {told['step']}, "
-        f"{told['samples_per_s']:g} samples/s"
+        f"{status['state']}{why}: generation {status['generation']}, step {status['step']}, "
+        f"{status['samples_per_s']:g} samples/s"
     )
-    click.echo(table(HEAD, map(_row, told["workers"])))
-    refused = ", ".join(f"{num} {reason}" for reason, num in told["refused"].items())
+    click.echo(table(HEAD, map(_row, status["workers"])))
+    refused = ", ".join(f"{num} {reason}" for reason, num in status["refused"].items())
     if refused:
         click.echo(f"refused: {refused}")
 

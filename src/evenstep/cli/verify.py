@@ -1,4 +1,4 @@
-"""`evenstep verify`: does a script train the same on uneven workers as alone?"""
+"""`evenstep verify`: check that a script trains the same on uneven workers as alone."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ DIFFERENT, UNKNOWN = 1, 3
 @click.option("--steps", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option("--shares", default="5,2,1", show_default=True, help="One number per worker.")
 @click.pass_context
-def command(
+def verify_command(
     ctx: click.Context, script: Path, args: tuple[str, ...], steps: int, shares: str
 ) -> None:
     """Train a few steps of SCRIPT alone and on uneven workers, and compare.
 
-    SCRIPT is started as `python SCRIPT ARGS`; options of verify go before it. The batch is dealt to
-    the workers in proportion to --shares, which are handed on from worker to worker every step.
-    Exit code 0: data, gradients and parameters agree. 1: they do not, or the script fails. 3: it
-    cannot be told, since the script draws at random.
+    SCRIPT runs as `python SCRIPT ARGS`; options of verify go before it. The batch is divided in
+    proportion to --shares, which rotate among the workers every step. Exit code 0: data, gradients
+    and parameters agree. 1: they differ, or the script fails. 3: unknown, because the script draws
+    random numbers.
     """
-    numbers, run = _numbers(shares), Script(script, args)
-    click.echo(f"{script}: {steps} steps alone, and on workers with shares as {shares}")
+    numbers, run = _parse_shares(shares), Script(script, args)
+    click.echo(f"{script}: {steps} steps alone and on workers with shares {shares}")
     verdicts = []
     try:
         for finding in verify(run, num_steps=steps, shares=numbers):
             click.echo(f"{finding.about:10}  {WORDS[finding.agree]:7}  {finding.told}")
             verdicts.append(finding.agree)
     except ScriptFailedError as e:
-        click.echo(e)  # as it is: a traceback is not one line
+        click.echo(e)  # a traceback, with its line breaks
         ctx.exit(DIFFERENT)
     ctx.exit(DIFFERENT if False in verdicts else UNKNOWN if None in verdicts else 0)
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_shares(text: str) -> list[int]:
     parts = text.split(",")
     if len(parts) < 2 or not all(part.strip().isdecimal() for part in parts):
-        raise click.BadParameter(f"expected as 5,2,1, got {text!r}", param_hint="--shares")
+        raise click.BadParameter(f"expected a list like 5,2,1, got {text!r}", param_hint="--shares")
     numbers = [int(part) for part in parts]
     if not any(numbers):
-        raise click.BadParameter("somebody must have a share", param_hint="--shares")
+        raise click.BadParameter("at least one share must be above 0", param_hint="--shares")
     return numbers

@@ -197,15 +197,6 @@ def read_addresses(path: Path) -> tuple[str, str]:
     return address, elsewhere
 
 
-def read_token(path: Path) -> str:
-    """The token in a file."""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as e:
-        why = e.strerror if isinstance(e, OSError) else "it is not text"
-        raise ConfigError(str(path), f"cannot be read: {why}") from None
-
-
 def _newest_in(folder: Path) -> str:
     found = [
         (int(match[1]), str(entry))

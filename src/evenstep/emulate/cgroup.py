@@ -1,4 +1,4 @@
-"""Where this machine keeps CPU quotas, and the few files in which cgroup v1 and v2 differ."""
+"""CPU quotas through cgroups, version 1 or 2."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from evenstep.errors import EvenstepError, InvalidInputError
 
 log = logging.getLogger(__name__)
 
-LEAST_QUOTA_US = 1_000  # the kernel refuses less, whatever the period
-MOST_PERIOD_US = 1_000_000
-PERIOD_US = 8_000  # two ticks of most kernels (4 ms): measured, shorter ones are not exact
+MIN_QUOTA_US = 1_000  # the kernel rejects less, whatever the period
+MAX_PERIOD_US = 1_000_000
+PERIOD_US = 8_000  # two ticks of most kernels (4 ms); shorter periods were measured to be inexact
 
 
 class NoQuotaError(EvenstepError, OSError):
@@ -34,41 +34,41 @@ class NoQuotaError(EvenstepError, OSError):
 
 
 def bandwidth_us(cores: float) -> tuple[int, int]:
-    """Quota and period for so many cores, a quota of -1 for `inf`.
+    """Quota and period for this many cores; the quota is -1 for `inf`.
 
-    The period is longer than usual where the quota would be too small for the kernel.
+    The period is longer than PERIOD_US where the kernel would reject the quota as too small.
     """
     if cores == math.inf:
         return -1, PERIOD_US
-    if not cores * MOST_PERIOD_US >= LEAST_QUOTA_US:
+    if not cores * MAX_PERIOD_US >= MIN_QUOTA_US:
         raise InvalidInputError("cores", f"must be 0.001 or more, got {cores}")
-    period_us = max(PERIOD_US, math.ceil(LEAST_QUOTA_US / cores))
-    return max(LEAST_QUOTA_US, round(cores * period_us)), period_us
+    period_us = max(PERIOD_US, math.ceil(MIN_QUOTA_US / cores))
+    return max(MIN_QUOTA_US, round(cores * period_us)), period_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """The tree of groups that the cpu controller works on."""
+    """The cgroup tree that has the cpu controller."""
 
     root: Path
     version: Literal[1, 2]
 
     @classmethod
     def find(cls, mounts: Path = Path("/proc/mounts")) -> Hierarchy:
-        """The cpu controller's tree on this machine, or NoQuotaError."""
+        """The tree of this machine, from its mounts; NoQuotaError if it has none."""
         try:
             rows = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
         except OSError as e:
             raise NoQuotaError(f"{mounts} cannot be read ({e.strerror})") from None
-        for _, place, kind, options, *_ in rows:
-            root = Path(place.replace("\\040", " "))
+        for _, mount, kind, options, *_ in rows:
+            root = Path(mount.replace("\\040", " "))
             if kind == "cgroup" and "cpu" in options.split(","):
                 return cls(root=root, version=1)
             if kind == "cgroup2" and "cpu" in _words(root / "cgroup.controllers"):
                 return cls(root=root, version=2)
         raise NoQuotaError("no cgroup tree with the cpu controller is mounted")
 
-    def make(self, name: str) -> Path:
+    def create(self, name: str) -> Path:
         """A new group without a limit."""
         group = self.root / name
         try:
@@ -77,41 +77,41 @@ class Hierarchy:
                 control.write_text("+cpu")
             group.mkdir()
         except OSError as e:
-            raise NoQuotaError(f"{group} cannot be made ({e.strerror})") from e
+            raise NoQuotaError(f"{group} cannot be created ({e.strerror})") from e
         return group
 
     def limit(self, group: Path, cores: float) -> None:
-        """Give the group so many cores; `inf` for no limit. It may be in use."""
+        """Limit the group to this many cores; `inf` for no limit. It may have running processes."""
         quota_us, period_us = bandwidth_us(cores)
         if self.version == 2:
             (group / "cpu.max").write_text(f"{'max' if quota_us < 0 else quota_us} {period_us}")
             return
         quota, period = group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"
         if period.read_text().strip() != str(period_us):
-            quota.write_text("-1")  # the old quota over the new period could be refused
+            quota.write_text("-1")  # the kernel may reject the old quota with the new period
             period.write_text(str(period_us))
         quota.write_text(str(quota_us))
 
     def prefer(self, group: Path) -> None:
-        """Serve this group before everything else that wants the CPU."""
-        file, most = ("cpu.shares", 262_144) if self.version == 1 else ("cpu.weight", 10_000)
-        (group / file).write_text(str(most))
+        """Schedule this group before everything else on the machine."""
+        file, highest = ("cpu.shares", 262_144) if self.version == 1 else ("cpu.weight", 10_000)
+        (group / file).write_text(str(highest))
 
     def pids(self, group: Path) -> list[int]:
-        """The processes in a group; none if the group is gone."""
+        """The processes in a group; empty if the group is gone."""
         return [int(pid) for pid in _words(group / "cgroup.procs")]
 
     def put(self, pid: int, group: Path) -> bool:
-        """Move a process and its threads into a group. False: there is no such process."""
+        """Move a process and its threads into a group. False: no such process."""
         try:
             (group / "cgroup.procs").write_text(str(pid))
         except ProcessLookupError:
             return False
         return True
 
-    def remove(self, group: Path, patience_s: float = 1.0) -> bool:
-        """Release who is in the group, and remove it. False: it stayed busy."""
-        until_s = time.monotonic() + patience_s
+    def remove(self, group: Path, timeout_s: float = 1.0) -> bool:
+        """Move the group's processes out and remove it. False: it stayed busy."""
+        deadline_s = time.monotonic() + timeout_s
         while True:
             try:
                 for pid in self.pids(group):
@@ -120,9 +120,9 @@ class Hierarchy:
             except FileNotFoundError:
                 return True
             except OSError as e:
-                # A process that is just dying can no longer be moved, and is gone soon.
-                if e.errno != errno.EBUSY or time.monotonic() > until_s:
-                    log.warning("the CPU quota %s could not be removed: %s", group, e.strerror)
+                # A dying process cannot be moved, but will be gone soon.
+                if e.errno != errno.EBUSY or time.monotonic() > deadline_s:
+                    log.warning("cannot remove the CPU quota %s: %s", group, e.strerror)
                     return False
                 time.sleep(0.01)
             else:

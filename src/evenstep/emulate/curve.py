@@ -1,4 +1,4 @@
-"""Devices that are not there, by waiting: a step-time curve with a knee, and a memory bound."""
+"""Emulated devices: wait out a step-time curve with a knee; refuse shares beyond their memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DeviceCurve:
             raise InvalidInputError("device: cap", f"must be 1 or more, got {self.cap}")
 
     def slowed(self, factor: float) -> DeviceCurve:
-        """The device while it takes `factor` times as long."""
+        """The same device, `factor` times as slow."""
         return replace(
             self,
             per_sample_s=self.per_sample_s * factor,
@@ -56,7 +56,7 @@ class DeviceCurve:
         )
 
     def seconds(self, samples: int) -> float:
-        """How long a step on so many samples takes, or DeviceMemoryError."""
+        """Step time for this many samples; DeviceMemoryError if they do not fit."""
         if self.cap is not None and samples > self.cap:
             raise DeviceMemoryError(samples, self.cap)
         if samples <= 0:
@@ -71,9 +71,9 @@ class DeviceCurve:
         clock: Clock = time.monotonic,
         sleep: Sleep = time.sleep,
     ) -> float:
-        """Wait until the device, at work since `started_s`, is done; how late this returns.
+        """Wait until a step that started at `started_s` is done. Returns how late it was done.
 
-        Lateness far above 0 means that the real compute took longer than the curve: the figures
-        are then those of this machine, not of the device.
+        Lateness far above 0 means that the real compute took longer than the curve: then the
+        figures describe this machine, not the device.
         """
         return wait_until(started_s + self.seconds(samples), clock=clock, sleep=sleep)

@@ -1,4 +1,4 @@
-"""Somebody else on the machine: processes that take CPU time on given cores."""
+"""Interfering load: processes that take CPU time on given cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from evenstep.errors import EvenstepError, InvalidInputError
 
@@ -17,22 +16,22 @@ _BURN = Path(__file__).with_name("burn.py")
 
 
 class InterferenceError(EvenstepError, RuntimeError):
-    """An interfering process could not start, or is gone."""
+    """An interfering process could not start, or has ended."""
 
 
 class Interference:
-    """One process for each of `cores`, pinned there, that takes `duty` of it.
+    """One process per core in `cores`, pinned to it, that uses `duty` of it.
 
-    They run from the start to `close`, and never longer than this process.
+    The processes run until `close`, or until this process ends.
     """
 
     def __init__(
         self, cores: Sequence[int], duty: float = 1.0, *, period_s: float = PERIOD_S
     ) -> None:
-        wrong = sorted(set(cores) - os.sched_getaffinity(0))
-        if wrong or not cores:
-            have = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
-            raise InvalidInputError("cores", f"asked for {wrong or 'none'}; there are {have}")
+        unknown = sorted(set(cores) - os.sched_getaffinity(0))
+        if unknown or not cores:
+            usable = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+            raise InvalidInputError("cores", f"asked for {unknown or 'none'}; usable: {usable}")
         if not 0 < period_s < float("inf"):
             raise InvalidInputError("period_s", f"must be above 0 and finite, got {period_s}")
         self.duty = 0.0
@@ -56,11 +55,11 @@ class Interference:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that interfere."""
+        """The interfering processes."""
         return [burner.pid for burner in self._burners]
 
     def set(self, duty: float) -> None:
-        """Take this part of each core from now on, 0 to 1. Returns when all have heard."""
+        """Use this fraction of each core, 0 to 1. Returns when all processes have acknowledged."""
         if not 0 <= duty <= 1:
             raise InvalidInputError("duty", f"must lie in [0, 1], got {duty}")
         for burner in self._burners:
@@ -68,10 +67,10 @@ class Interference:
             assert burner.stdout is not None
             try:
                 burner.stdin.write(f"{duty}\n".encode())
-                heard = burner.stdout.read(1)
+                acknowledged = burner.stdout.read(1)
             except BrokenPipeError:
-                heard = b""
-            if not heard:
+                acknowledged = b""
+            if not acknowledged:
                 raise InterferenceError(f"the interfering process {burner.pid} has ended")
         self.duty = duty
 
@@ -82,17 +81,12 @@ class Interference:
     def __enter__(self) -> Interference:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def _end(burners: list[subprocess.Popen[bytes]], owner: int) -> None:
-    if os.getpid() != owner:  # a forked child that ends stops nothing of its parent's
+    if os.getpid() != owner:  # a forked child must not end its parent's processes
         return
     for burner in burners:
         burner.kill()

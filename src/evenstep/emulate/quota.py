@@ -1,7 +1,7 @@
-"""CPU quotas for processes: made, changed while they run, and always taken away again.
+"""CPU quotas for running processes, always removed again.
 
-A group carries its owner in its name. It goes when the owner closes it or ends; if the owner was
-killed, the next process that makes a quota (or calls `sweep`) removes it.
+A cgroup carries its owner in its name. It is removed when the owner closes it or exits; if the
+owner was killed, the next process that makes a quota (or calls `sweep`) removes it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import weakref
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -18,10 +17,10 @@ from evenstep.emulate.owner import new_name, orphans
 
 
 class Quota:
-    """So many cores' worth of CPU time for the processes put in, threads and children included.
+    """Limits processes, with their threads and children, to `cores` cores' worth of CPU time.
 
-    A quota is a ceiling: on a busy machine they may get less. With `firm` they are served before
-    everything that is not, and so get it whoever else runs, interference included.
+    A quota is a ceiling: on a busy machine they may get less. With `firm` the kernel serves them
+    before everything else, interference included.
     """
 
     def __init__(
@@ -29,8 +28,8 @@ class Quota:
     ) -> None:
         self._hierarchy = hierarchy or Hierarchy.find()
         sweep(self._hierarchy)
-        self.path = self._hierarchy.make(new_name())
-        # Runs at close, when collected, or when the interpreter ends: whichever is first.
+        self.path = self._hierarchy.create(new_name())
+        # Runs at close, at garbage collection or at interpreter exit, whichever comes first.
         self._remove = weakref.finalize(self, _remove, self._hierarchy, self.path, os.getpid())
         try:
             if firm:
@@ -44,21 +43,21 @@ class Quota:
             raise
 
     def set(self, cores: float) -> None:
-        """From now on so many cores; `inf` for no limit."""
+        """Change the limit; `inf` for no limit."""
         self._hierarchy.limit(self.path, cores)
         self.cores = cores
 
     def add(self, pid: int) -> None:
-        """Put a running process in, with its threads and descendants; those to come follow."""
+        """Add a running process with its descendants; children born later inherit the quota."""
         seen: set[int] = set()
-        while family := _family(pid) - seen:  # again: one may have been born meanwhile
-            for member in family:
+        while family := _family(pid) - seen:  # repeat: a child may have been born meanwhile
+            for relative in family:
                 try:
-                    found = self._hierarchy.put(member, self.path)
+                    found = self._hierarchy.put(relative, self.path)
                 except OSError as e:
-                    raise NoQuotaError(f"process {member} cannot be moved ({e.strerror})") from e
-                if member == pid and not found:
-                    raise ProcessLookupError(f"there is no process {pid} to put under a quota")
+                    raise NoQuotaError(f"process {relative} cannot be moved ({e.strerror})") from e
+                if relative == pid and not found:
+                    raise ProcessLookupError(f"there is no process {pid} to limit")
             seen |= family
 
     def pids(self) -> list[int]:
@@ -66,32 +65,27 @@ class Quota:
         return self._hierarchy.pids(self.path)
 
     def close(self) -> None:
-        """Release the processes and remove the group. May be called again."""
+        """Release the processes and remove the cgroup. May be called again."""
         self._remove()
 
     def __enter__(self) -> Quota:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def sweep(hierarchy: Hierarchy | None = None) -> list[Path]:
-    """Remove the groups whose owner is gone; which they were. Processes in them are released."""
+    """Release the processes of cgroups whose owner is gone, and remove these. Returns them."""
     hierarchy = hierarchy or Hierarchy.find()
-    left = list(orphans(hierarchy.root))
-    for group in left:
+    removed = list(orphans(hierarchy.root))
+    for group in removed:
         hierarchy.remove(group)
-    return left
+    return removed
 
 
 def _remove(hierarchy: Hierarchy, group: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child that ends does not take its parent's quota along
+    if os.getpid() == owner:  # a forked child must not remove its parent's quota
         hierarchy.remove(group)
 
 

@@ -1,6 +1,6 @@
-"""Unevenness as data: which worker has how many cores, and when that changes.
+"""Schedules: how many cores each worker has, and when that changes.
 
-Time is whatever the caller counts in: seconds in a crew, steps in a loop that counts them.
+The unit of time is the caller's: seconds in `run_uneven`, steps in a loop that counts steps.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from itertools import count
 from evenstep.errors import InvalidInputError
 
 Levels = tuple[float, ...]
-"""One number a worker: cores, a factor, a duty."""
+"""One number per worker: cores, a factor, or a duty."""
 
 OMNILEARN_LEVELS = (1, 2, 4, 8, 8, 4, 2, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Levels that hold from `starts[i]` on; begun anew every `every`, if that is given."""
+    """`levels[i]` holds from `starts[i]` on; if `every` is finite, the schedule repeats."""
 
     starts: tuple[float, ...]
     levels: tuple[Levels, ...]
@@ -38,74 +38,74 @@ class Schedule:
                 "schedule", f"starts must rise from 0 to below {self.every}, got {self.starts}"
             )
         if len({len(row) for row in self.levels}) != 1 or not self.levels[0]:
-            raise InvalidInputError("schedule", "levels must be of the same workers, one or more")
+            raise InvalidInputError("schedule", "each row of levels needs one number per worker")
 
     @property
     def num_workers(self) -> int:
-        """How many workers it has levels for."""
+        """Workers per row of levels."""
         return len(self.levels[0])
 
     def at(self, now: float) -> Levels:
-        """The levels at a moment, the change at that very moment included."""
+        """The levels at a time; a change at exactly that time is included."""
         within = max(0.0, now) % self.every
         return self.levels[bisect_right(self.starts, within) - 1]
 
     def changes(self) -> Iterator[tuple[float, Levels]]:
-        """Each stage with its start, in order; without end if the schedule begins anew."""
-        for begun in count(0.0, self.every) if self.every < math.inf else (0.0,):
+        """Each stage with its start, in order; endless if the schedule repeats."""
+        for origin in count(0.0, self.every) if self.every < math.inf else (0.0,):
             yield from (
-                (begun + start, row) for start, row in zip(self.starts, self.levels, strict=True)
+                (origin + start, row) for start, row in zip(self.starts, self.levels, strict=True)
             )
 
 
 def steady(levels: Sequence[float]) -> Schedule:
-    """Nothing changes."""
+    """One stage, for ever."""
     return Schedule(starts=(0.0,), levels=(tuple(levels),))
 
 
 def step_change(before: Sequence[float], after: Sequence[float], *, at: float) -> Schedule:
-    """One change, for good."""
+    """One change, at time `at`."""
     return Schedule(starts=(0.0, at), levels=(tuple(before), tuple(after)))
 
 
 def periodic(
     calm: Sequence[float], disturbed: Sequence[float], *, every: float, lasts: float
 ) -> Schedule:
-    """Calm, then disturbed for the last `lasts` of each `every`."""
+    """`calm`, then `disturbed` for the last `lasts` of each period `every`."""
     return Schedule(
         starts=(0.0, every - lasts), levels=(tuple(calm), tuple(disturbed)), every=every
     )
 
 
 def h_level(
-    num_workers: int, h: float, total_cores: float, *, most_cores: float = math.inf
+    num_workers: int, h: float, total_cores: float, *, max_cores: float = math.inf
 ) -> Levels:
-    """Cores with the most over the least equal to `h` and a given total, the least first.
+    """Cores per worker, ascending, with a given total and a largest-to-smallest ratio of `h`.
 
     Neighbours differ by equal factors: 39 cores at H = 2 are 8.8, 12.5 and 17.7 (the paper: 9,
-    12, 18). Where the largest would then exceed `most_cores` (one thread cannot use more than
-    one core), it gets `most_cores`, the smallest 1/h of that, and those between share the rest
-    evenly: 39 cores at H = 10, 20 at most, are 2, 17 and 20, as in the paper.
+    12, 18). If the largest would exceed `max_cores` (one thread cannot use more than one core),
+    it gets `max_cores`, the smallest 1/h of that, and the others share the rest evenly: 39 cores
+    at H = 10 and `max_cores` 20 are 2, 17 and 20, as in the paper.
     """
     _check_workers(num_workers, h, total_cores)
     spread = [h ** (i / (num_workers - 1)) for i in range(num_workers)]
     scale = total_cores / math.fsum(spread)
-    if spread[-1] * scale <= most_cores:
+    if spread[-1] * scale <= max_cores:
         return tuple(x * scale for x in spread)
-    least = most_cores / h
-    rest = total_cores - least - most_cores
+    smallest = max_cores / h
+    rest = total_cores - smallest - max_cores
     between = num_workers - 2
-    if not least * between <= rest <= most_cores * between:
+    if not smallest * between <= rest <= max_cores * between:
         raise InvalidInputError(
             "total_cores",
-            f"{num_workers} workers of {least:.3g} to {most_cores:.3g} cores, one of each at H = "
-            f"{h:g}, cannot have {total_cores:g} together. Lower the total.",
+            f"{num_workers} workers with {smallest:.3g} to {max_cores:.3g} cores (H = {h:g}) "
+            f"cannot use {total_cores:g} cores in total. Lower the total.",
         )
-    return (least, *[rest / between] * between, most_cores)
+    return (smallest, *[rest / between] * between, max_cores)
 
 
 def omnilearn(total_cores: float, *, stage: float, num_workers: int = 4) -> Schedule:
-    """OmniLearn's changing heterogeneity, HL 1-2-4-8-8-4-2-1, each level for `stage`.
+    """OmniLearn's dynamic heterogeneity, HL 1-2-4-8-8-4-2-1, each level for `stage`.
 
     At level h > 1 the last worker has h times the cores of the one before it, all others 1.5
     times: 48 cores over four are 12, 12, 12, 12 / 12, 12, 8, 16 / 9, 9, 6, 24 / 6, 6, 4, 32.
@@ -124,7 +124,7 @@ def omnilearn(total_cores: float, *, stage: float, num_workers: int = 4) -> Sche
 
 def _check_workers(num_workers: int, h: float, total_cores: float) -> None:
     if num_workers < 2:
-        raise InvalidInputError("num_workers", f"unevenness needs 2 or more, got {num_workers}")
+        raise InvalidInputError("num_workers", f"must be 2 or more, got {num_workers}")
     if not 1 <= h < math.inf:
         raise InvalidInputError("h", f"must be 1 or more and finite, got {h}")
     if not 0 < total_cores < math.inf:

@@ -1,4 +1,4 @@
-"""The fallback where CPU quotas cannot be had: a worker slows itself down by sleeping."""
+"""The fallback without CPU quotas: a worker slows itself down by sleeping."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ log = logging.getLogger(__name__)
 
 
 class Throttle:
-    """Makes each step take `factor` times its compute time. `used`: whether it ever had to.
+    """Makes each step take `factor` times its compute time. `used`: whether it ever slept.
 
-    The factor may be a function, asked at each step, for unevenness that changes.
+    The factor may be a function, called at each step, for unevenness that changes.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class Throttle:
 
     @property
     def factor(self) -> float:
-        """How many times as long a step takes at the moment."""
+        """The current slowdown, 1 or more."""
         return _checked(self._factor() if callable(self._factor) else self._factor)
 
     def after(self, compute_s: float) -> float:
-        """Sleep as long as a slower worker would have computed on; what the step took in all.
+        """Sleep for the rest of the slowed-down step. Returns the step's total compute time.
 
-        Call it where the compute ends and before the gradients are reduced, so that the wait
-        counts as this worker's own.
+        Call it after the compute and before the gradient reduction, so that the sleep counts as
+        this worker's own compute time.
         """
         now_s, factor = self._clock(), self.factor
         if factor == 1 or compute_s <= 0:

@@ -1,4 +1,4 @@
-"""Waiting that ends on time: asleep for most of it, awake at the end, since sleeps overshoot."""
+"""Precise waiting: sleep first, then spin, because sleeps overshoot."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 Clock = Callable[[], float]
 Sleep = Callable[[float], None]
 
-# Sleeps end 0.1 to 0.4 ms late; spinning for longer takes the core from the others.
+# Sleeps end 0.1 to 0.4 ms late; spinning for longer takes the core from other workers.
 SPIN_S = 0.0003
 
 
 def wait_until(
     deadline_s: float, *, clock: Clock = time.monotonic, sleep: Sleep = time.sleep
 ) -> float:
-    """Return at `deadline_s` of the clock, or at once if it is past; how late it is then."""
+    """Wait until the clock reads `deadline_s`. Returns how late it is then."""
     while (left_s := deadline_s - clock()) > 0:
         if left_s > SPIN_S:
             sleep(left_s - SPIN_S)

@@ -1,1 +1,1 @@
-"""What starts and stops workers, and how a worker finds out where it is."""
+"""Starts and stops workers, and tells a worker process how it was started."""

@@ -1,4 +1,4 @@
-"""Where this process is: alone, under torchrun, or under a coordinator, by the environment."""
+"""How this process was started, by its environment: alone, by torchrun, or by a coordinator."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ from evenstep.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticRank:
-    """A process's place in a fixed roster."""
+    """A process's rank in a fixed roster."""
 
     rank: int = 0
     world: int = 1
-    local_rank: int = 0
     address: str = "127.0.0.1"
     port: int = 0
-    hosts_store: bool = True  # rank 0, unless the launcher already runs the store
+    hosts_store: bool = True  # rank 0, unless torchrun hosts the store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorAddress:
-    """Where the coordinator of an elastic run is, and what proves that one belongs to it."""
+    """Address and token of the coordinator of an elastic run."""
 
     host: str
     port: int
     token: str = field(repr=False)
-    worker: str = ""  # the name that the launcher gave this worker
-    address: str = "127.0.0.1"  # at which other workers reach this one
+    worker: str = ""  # the name from the launcher
+    address: str = "127.0.0.1"  # where other workers reach this one
     tls_ca: str = ""
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
 
-def find(environment: Mapping[str, str]) -> StaticRank | CoordinatorAddress:
-    """The place that evenstep's or torchrun's variables tell of; without them, alone."""
+def read_environment(environment: Mapping[str, str]) -> StaticRank | CoordinatorAddress:
+    """Read evenstep's or torchrun's variables; without them the process is alone."""
     if "EVENSTEP_COORDINATOR" in environment:
-        return _coordinator(environment)
+        return _read_coordinator(environment)
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return StaticRank()
     rank, world = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
@@ -51,21 +50,20 @@ def find(environment: Mapping[str, str]) -> StaticRank | CoordinatorAddress:
     return StaticRank(
         rank=rank,
         world=world,
-        local_rank=_number(environment, "LOCAL_RANK", str(rank)),
         address=environment["MASTER_ADDR"],
         port=_number(environment, "MASTER_PORT"),
         hosts_store=rank == 0 and not shared,
     )
 
 
-def _coordinator(environment: Mapping[str, str]) -> CoordinatorAddress:
-    told = environment["EVENSTEP_COORDINATOR"]
-    found = host_and_port(told)
-    if found is None:
+def _read_coordinator(environment: Mapping[str, str]) -> CoordinatorAddress:
+    text = environment["EVENSTEP_COORDINATOR"]
+    parts = host_and_port(text)
+    if parts is None:
         raise ConfigError(
-            "EVENSTEP_COORDINATOR", f'expected host:port, got "{told}"', "environment"
+            "EVENSTEP_COORDINATOR", f'expected host:port, got "{text}"', "environment"
         )
-    host, port = found
+    host, port = parts
     return CoordinatorAddress(
         host=host,
         port=port,
@@ -77,7 +75,7 @@ def _coordinator(environment: Mapping[str, str]) -> CoordinatorAddress:
 
 
 def host_and_port(text: str) -> tuple[str, int] | None:
-    """The parts of HOST:PORT; None if the text is something else."""
+    """Split HOST:PORT; None if the text has another form."""
     host, _, port = text.rpartition(":")
     if not (host and port.isdecimal() and int(port) < 2**16):
         return None
@@ -85,22 +83,28 @@ def host_and_port(text: str) -> tuple[str, int] | None:
 
 
 def find_token(environment: Mapping[str, str]) -> str:
-    """The run's token: from a file, or from the environment itself."""
+    """The run's token, from EVENSTEP_TOKEN or the file that EVENSTEP_TOKEN_FILE names."""
     if "EVENSTEP_TOKEN" in environment:
         return environment["EVENSTEP_TOKEN"]
     path = environment.get("EVENSTEP_TOKEN_FILE", "")
     if not path:
         raise ConfigError(
-            "EVENSTEP_TOKEN_FILE", "is missing; it is the file token in the run's folder"
+            "EVENSTEP_TOKEN_FILE", "is missing; set it to the file `token` in the run's folder"
         )
+    return read_token(Path(path), "EVENSTEP_TOKEN_FILE")
+
+
+def read_token(path: Path, source: str = "") -> str:
+    """The token in a file; `source` is the variable that names the file."""
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError as e:
-        raise ConfigError("EVENSTEP_TOKEN_FILE", f"{path} cannot be read: {e.strerror}") from None
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as e:
+        why = e.strerror if isinstance(e, OSError) else "it is not text"
+        raise ConfigError(str(path), f"cannot be read: {why}", source) from None
 
 
-def _number(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
-    text = environment.get(name, default)
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name)
     if text is None:
         raise ConfigError(name, "is missing; torchrun sets it", "environment")
     if not text.isdecimal():

@@ -1,4 +1,4 @@
-"""evenstep's own log lines on stderr, each with the time of day."""
+"""evenstep's own log on stderr, with the time of day."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 import sys
 from typing import TextIO
 
-from evenstep.launch.echo import ERASE
+from evenstep.launch.console import ERASE
 
 log = logging.getLogger("evenstep")
 
-_EVERYTHING = 1  # a level that no script would choose: it marks one that was set here
+_EVERYTHING = 1  # no script would choose this level: it marks a level set here
 
 
 def show_log() -> None:
@@ -19,10 +19,9 @@ def show_log() -> None:
 
 
 def show_log_by_default() -> None:
-    """Print a worker's log while its script has configured no logging of its own.
+    """Print a worker's log unless its script configures logging itself, before or after this.
 
-    A script may do so before or after. From then on its configuration alone counts, as if this had
-    never been called.
+    The script's configuration then applies as if this had never been called.
     """
     if any(isinstance(handler, _Default) for handler in log.handlers):
         return
@@ -44,7 +43,7 @@ def _is_configured() -> bool:
 
 def _is_wanted(record: logging.LogRecord) -> bool:
     if log.level != _EVERYTHING:
-        return True  # the script has set a level, and the record has passed it
+        return True  # the script has set a level, which the record has passed
     return record.levelno >= (logging.root.level if _is_configured() else logging.INFO)
 
 

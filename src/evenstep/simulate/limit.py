@@ -1,4 +1,4 @@
-"""The limit: a step with the best shares, every worker's true curve being known."""
+"""The limit: the best shares, computed from every worker's true curve."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from evenstep.types import FloatArray, IntArray
 
 
 class Oracle:
-    """Knows each worker's true curve at each moment, chance excepted."""
+    """Computes the best shares from the true curves, without noise."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._known: tuple[bytes, bytes, int] | None = None
+        self._inputs: tuple[bytes, bytes, int] | None = None
         self._shares = np.zeros(0, dtype=np.int64)
 
-    def shares(
-        self, curves: Curves, places: IntArray, slowdown: FloatArray, batch: int
-    ) -> IntArray:
-        """The best shares now; solved again only when the true curves, workers or batch change."""
-        known = (places.tobytes(), slowdown.tobytes(), batch)
-        if known != self._known:
-            upper = np.minimum(self._world.caps[places], batch)
+    def shares(self, curves: Curves, slots: IntArray, slowdown: FloatArray, batch: int) -> IntArray:
+        """The best shares now; solved again only if curves, workers or batch have changed."""
+        inputs = (slots.tobytes(), slowdown.tobytes(), batch)
+        if inputs != self._inputs:
+            upper = np.minimum(self._world.caps[slots], batch)
             self._shares = split(curves, batch, np.zeros_like(upper), upper)
-            self._known = known
+            self._inputs = inputs
         return self._shares

@@ -1,4 +1,4 @@
-"""A recorded run decided again: the same events, the same or other settings."""
+"""Decides a recorded run again: the same events, with the same or other settings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from evenstep.types import AnyAction, Regroup, StepDone
 def replay(
     records: Iterable[Record], settings: Settings, *, forecast_anew: bool = False
 ) -> Iterator[tuple[Record, tuple[AnyAction, ...]]]:
-    """Each record, and what is decided on its event now.
+    """Each record, with the actions that are decided on its event now.
 
-    Forecasts are part of the record and used as they are, unless they are to be made anew. With
-    other settings the events stay those of the recorded run: the answer is what would have been
-    decided on them, not how the cluster would have gone on.
+    Forecasts are part of the record and are reused, unless `forecast_anew`. With other settings the
+    events are still the recorded ones: the result is what would have been decided on them, not how
+    the cluster would have reacted.
     """
     engine = Engine(settings)
     recorded_generation, stays_because = 0, ""
@@ -27,14 +27,14 @@ def replay(
         event = record.event
         if isinstance(event, StepDone):
             if event.generation == recorded_generation:
-                # Other settings may have counted other generations; a step of then is one of now.
+                # Other settings may have counted generations differently.
                 now = engine.cluster.generation
                 event = msgspec.structs.replace(event, generation=now)
             if forecast_anew:
                 event = msgspec.structs.replace(event, forecasts=None)
-        # Journals of older versions repeat a decision to stay at every look.
-        was, stays_because = without_repeats(record.actions, stays_because)
-        yield msgspec.structs.replace(record, actions=was), engine.handle(record.at_s, event)
-        for action in was:
+        # Journals of older versions repeat a Stay at every step.
+        recorded, stays_because = without_repeats(record.actions, stays_because)
+        yield msgspec.structs.replace(record, actions=recorded), engine.handle(record.at_s, event)
+        for action in recorded:
             if isinstance(action, Regroup):
                 recorded_generation = action.generation

@@ -1,4 +1,4 @@
-"""What came out of a virtual run."""
+"""The result of a simulated run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from evenstep.types import FloatArray
 
 NEAR = 1.02
-"""Within 2 % of the limit counts as there."""
+"""A step within 2 % of the limit counts as at the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -20,18 +20,18 @@ class Result:
     time_s: float
     samples: int
     cost: float
-    wait_fraction: float  # of the workers' time in steps, spent waiting for slower ones
+    wait_fraction: float  # of the workers' time in steps, spent waiting for slower workers
     num_plans: int
     num_regroups: int
     num_void_steps: int
-    step_s: FloatArray  # as it was, chance included
-    expected_s: FloatArray  # the same without chance
-    limit_s: FloatArray  # what the best shares would have taken, without chance
-    achieved: float | None = None  # throughput over that of the limit's own run
+    step_s: FloatArray  # with noise
+    expected_s: FloatArray  # the same without noise
+    limit_s: FloatArray  # with the best shares, without noise
+    achieved: float | None = None  # throughput relative to a run of the limit
 
     @property
     def num_steps(self) -> int:
-        """How many steps were committed."""
+        """Number of committed steps."""
         return len(self.step_s)
 
     @property
@@ -41,15 +41,15 @@ class Result:
 
     @property
     def settled_step(self) -> int | None:
-        """The first step from which on 95 % of all steps are within 2 % of the limit."""
+        """The first step from which 95 % of the steps are within 2 % of the limit."""
         return settled(self.expected_s <= NEAR * self.limit_s)
 
 
-def settled(near: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], least: int = 20) -> int | None:
-    """The first index from which on 95 % of `near` hold, over at least `least` entries."""
-    if len(near) < least:
-        least = max(1, len(near))
-    holds = np.cumsum(near[::-1])[::-1]  # how many hold from each index on
+def settled(near: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], min_num: int = 20) -> int | None:
+    """The first index from which 95 % of `near` hold, over at least `min_num` entries."""
+    if len(near) < min_num:
+        min_num = max(1, len(near))
+    holds = np.cumsum(near[::-1])[::-1]  # count from each index on
     left = np.arange(len(near), 0, -1)
-    found = np.flatnonzero((holds >= 0.95 * left) & (left >= least) & near)
+    found = np.flatnonzero((holds >= 0.95 * left) & (left >= min_num) & near)
     return int(found[0]) if len(found) else None

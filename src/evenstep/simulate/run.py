@@ -1,6 +1,6 @@
-"""The engine on a virtual clock: modelled workers in, the brain's own decisions out.
+"""Runs the engine on a virtual clock with simulated workers.
 
-A run is a function of the scenario, the policy and the seed; nothing else enters.
+The result depends on nothing but the scenario, the policy and the seed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from evenstep.config import Choice, Settings
 from evenstep.engine import Engine
 from evenstep.errors import InvalidInputError, PausedError
 from evenstep.journal import Journal
-from evenstep.simulate.crew import Crew
 from evenstep.simulate.limit import Oracle
 from evenstep.simulate.result import Result
 from evenstep.simulate.scenario import Scenario
 from evenstep.simulate.timeline import Timeline
+from evenstep.simulate.workers import SimulatedWorkers
 from evenstep.simulate.world import World
 from evenstep.types import (
     AnyAction,
@@ -45,22 +45,22 @@ from evenstep.types import (
 )
 
 LIMIT = Choice("limit")
-"""Not a policy: the oracle in place of one, under the same rules of membership."""
+"""Not a policy: the oracle in place of one, under the same membership rules."""
 
 
-def compare(
+def compare_policies(
     scenario: Scenario, policies: Sequence[Choice] = (), *, journal: Path | None = None
 ) -> list[Result]:
-    """Each policy on the same draws, each with what it achieved of the limit; the limit comes last.
+    """Run each policy with the same noise, relative to the limit, which comes last.
 
-    With a journal, the run of the one policy is recorded there.
+    `journal` records the run; it needs exactly one policy.
     """
     named = policies or scenario.policies or (scenario.settings.policy,)
     chosen = [policy for policy in named if policy != LIMIT]
     if journal is not None and len(chosen) != 1:
-        raise InvalidInputError("journal", f"holds one run, not {len(chosen)}; name one policy")
+        raise InvalidInputError("journal", f"records one run, not {len(chosen)}; name one policy")
     for policy in chosen:
-        Engine(_told(scenario, policy))  # a wrong name costs nothing yet
+        Engine(_settings(scenario, policy))  # reject a wrong name before any run
     results = [run(scenario, policy, journal=journal) for policy in chosen]
     limit = run(scenario, LIMIT)
     return [
@@ -70,22 +70,22 @@ def compare(
 
 
 def run(scenario: Scenario, policy: Choice | None = None, *, journal: Path | None = None) -> Result:
-    """One policy on a scenario, from the first join to the last step."""
-    return _Run(scenario, policy or scenario.settings.policy, journal).to_the_end()
+    """Run one policy on a scenario, from the first join to the last step."""
+    return _Run(scenario, policy or scenario.settings.policy, journal).run()
 
 
-def _told(scenario: Scenario, policy: Choice) -> Settings:
-    # The limit's shares come from the oracle; `uniform` in its place only keeps the books.
+def _settings(scenario: Scenario, policy: Choice) -> Settings:
+    # The oracle sets the limit's shares; `uniform` is a placeholder that handles membership.
     chosen = Choice("uniform") if policy == LIMIT else policy
     return msgspec.structs.replace(scenario.settings, policy=chosen)
 
 
 class _Run:
-    """The state of one run: the clock, the crew, and the plan in force."""
+    """The state of one run: the clock, the workers, and the current plan."""
 
     def __init__(self, scenario: Scenario, policy: Choice, journal: Path | None) -> None:
         self.scenario, self.policy = scenario, policy
-        settings = _told(scenario, policy)
+        settings = _settings(scenario, policy)
         self.engine = Engine(settings)
         if journal is not None:
             about = {"scenario": scenario.about, "seed": scenario.seed, "clock": "virtual"}
@@ -93,16 +93,16 @@ class _Run:
         self.world = World(scenario)
         self.oracle = Oracle(self.world)
         self.timeline = Timeline()
-        self.crew = Crew(self.world, self.timeline, scenario.detect_s)
+        self.workers = SimulatedWorkers(self.world, self.timeline, scenario.detect_s)
         self.now_s, self.step, self.samples = 0.0, 0, 0
 
         self.roster: tuple[WorkerId, ...] = ()
-        self.places: IntArray = np.zeros(0, dtype=np.int64)  # of the roster
+        self.slots: IntArray = np.zeros(0, dtype=np.int64)  # by rank
         self.generation = self.stepped_generation = 0
         self.shares: IntArray | None = None  # None: paused
         self.paused_because = "no worker has joined"
-        self.coming: deque[Plan] = deque()  # plans for a later step
-        self.leaving: dict[WorkerId, int] = {}  # the last step each takes part in
+        self.upcoming: deque[Plan] = deque()  # plans for a later step
+        self.leaving: dict[WorkerId, int] = {}  # worker -> its last step
 
         self.num_plans = self.num_regroups = self.num_void_steps = 0
         self.step_s: list[float] = []
@@ -110,14 +110,14 @@ class _Run:
         self.limit_s: list[float] = []
         self.wait_s = self.worker_s = 0.0
 
-    def to_the_end(self) -> Result:
-        """Run, and say what came out."""
-        self.crew.begin()
+    def run(self) -> Result:
+        """Run to the last step."""
+        self.workers.schedule_initial()
         for ask in self.scenario.asks:
             self.timeline.at(ask.at_s, SizeAsked(num_workers=ask.num_workers))
         try:
             while not self._done():
-                self._meet()
+                self._handle_due_events()
                 if self.shares is None:
                     self._sleep()
                 else:
@@ -129,7 +129,7 @@ class _Run:
             policy=self.policy.name,
             time_s=self.now_s,
             samples=self.samples,
-            cost=self.crew.cost(self.now_s),
+            cost=self.workers.cost(self.now_s),
             wait_fraction=self.wait_s / self.worker_s,
             num_plans=self.num_plans,
             num_regroups=self.num_regroups,
@@ -144,63 +144,63 @@ class _Run:
             return self.step >= self.scenario.steps
         return self.samples >= self.scenario.samples
 
-    def _meet(self) -> None:
-        """Tell the brain what has happened by now. It hears of it between two steps."""
+    def _handle_due_events(self) -> None:
+        """Report what has happened to the brain, between two steps."""
         due = list(self.timeline.until(self.now_s))
-        lost = self.crew.missed(self.now_s)
-        over = [w for w, last in self.leaving.items() if self.shares is None or last < self.step]
-        over += [w for e in due if isinstance(e, Left) for w in e.workers]
-        left = [w for w in dict.fromkeys(over) if w in self.crew.there and w not in lost]
+        lost = self.workers.detected_failures(self.now_s)
+        gone = [w for w, last in self.leaving.items() if self.shares is None or last < self.step]
+        gone += [w for e in due if isinstance(e, Left) for w in e.workers]
+        left = [w for w in dict.fromkeys(gone) if w in self.workers.joined and w not in lost]
         joined = tuple(w for e in due if isinstance(e, Joined) for w in e.workers)
         if lost:
             self._end(lost, lost=True)
-            self._tell(Lost(workers=tuple(lost), cause="failed"))
+            self._handle(Lost(workers=tuple(lost), cause="failed"))
         if left:
             self._end(left, lost=False)
-            self._tell(Left(workers=tuple(left)))
+            self._handle(Left(workers=tuple(left)))
         if joined:
-            self.crew.join(joined)
-            self._tell(Joined(workers=joined))
+            self.workers.join(joined)
+            self._handle(Joined(workers=joined))
         for event in due:
             if not isinstance(event, Joined | Left):
-                self._tell(event)
+                self._handle(event)
 
     def _end(self, workers: list[WorkerId], *, lost: bool) -> None:
         for worker in workers:
-            self.crew.end(worker, self.now_s, lost=lost)
+            self.workers.end(worker, self.now_s, lost=lost)
             self.leaving.pop(worker, None)
 
     def _sleep(self) -> None:
-        """Paused: let the clock run to what comes next."""
-        wakes_s = min(self.timeline.next_s, self.crew.next_failure_s()[1])
-        if wakes_s == float("inf"):
+        """Paused: advance the clock to the next event."""
+        resumes_s = min(self.timeline.next_s, self.workers.next_failure_s()[1])
+        if resumes_s == float("inf"):
             raise PausedError(
-                f"the scenario stands still at {self.now_s:.1f} s, after {self.step} steps, and "
-                f"nothing ahead wakes it: {self.paused_because}"
+                f"the simulated run is paused at {self.now_s:.1f} s, after {self.step} steps, and "
+                f"no later event can resume it: {self.paused_because}"
             )
-        self.now_s = max(self.now_s, wakes_s)
+        self.now_s = max(self.now_s, resumes_s)
 
     def _step(self, shares: IntArray) -> None:
         if self.generation != self.stepped_generation:
             self.now_s += self.scenario.regroup_s if self.stepped_generation else 0.0
             self.stepped_generation = self.generation
-        while self.coming and self.coming[0].from_step <= self.step:
-            shares = self.shares = self._columns(self.coming.popleft())
+        while self.upcoming and self.upcoming[0].from_step <= self.step:
+            shares = self.shares = self._shares_by_rank(self.upcoming.popleft())
         batch = int(shares.sum())
-        slowdown = self.world.slowdown(self.now_s)[0][self.places]
-        curves = self.world.curves(self.places, slowdown, batch)
-        best = self.oracle.shares(curves, self.places, slowdown, batch)
+        slowdown = self.world.slowdown(self.now_s)[0][self.slots]
+        curves = self.world.curves(self.slots, slowdown, batch)
+        best = self.oracle.shares(curves, self.slots, slowdown, batch)
         if self.policy == LIMIT:
             shares = best
         expected_s = curves.seconds(shares)
-        compute_s = expected_s * self.world.jitter(self.step)[self.places]
-        reduce_s = self.scenario.communication.seconds(len(self.places))
+        compute_s = expected_s * self.world.jitter(self.step)[self.slots]
+        reduce_s = self.scenario.communication.seconds(len(self.slots))
         slowest_s = float(compute_s.max())
         end_s = self.now_s + slowest_s + reduce_s
-        fails_s, noticed_s = self.crew.next_failure_s()
+        fails_s, detected_s = self.workers.next_failure_s()
         if fails_s < end_s:
             self.num_void_steps += 1
-            self.now_s = max(self.now_s, noticed_s)
+            self.now_s = max(self.now_s, detected_s)
             return
 
         waited_s = slowest_s - compute_s
@@ -208,12 +208,12 @@ class _Run:
         self.expected_s.append(float(expected_s.max()) + reduce_s)
         self.limit_s.append(float(curves.seconds(best).max()) + reduce_s)
         self.wait_s += float(waited_s.sum())
-        self.worker_s += self.step_s[-1] * len(self.places)
+        self.worker_s += self.step_s[-1] * len(self.slots)
         self.now_s, self.samples, self.step = end_s, self.samples + batch, self.step + 1
-        free_cpu = self.world.free_cpu(end_s, self.step)[self.places]
+        free_cpu = self.world.free_cpu(end_s, self.step)[self.slots]
         columns = (shares, compute_s, waited_s, free_cpu)
         reports = map(StepReport, self.roster, *(c.tolist() for c in columns))
-        self._tell(
+        self._handle(
             StepDone(
                 step=self.step - 1,
                 generation=self.generation,
@@ -222,26 +222,27 @@ class _Run:
             )
         )
 
-    def _tell(self, event: AnyEvent) -> None:
+    def _handle(self, event: AnyEvent) -> None:
         for action in self.engine.handle(self.now_s, event):
-            self._obey(action)
+            self._apply(action)
 
-    def _obey(self, action: AnyAction) -> None:
+    def _apply(self, action: AnyAction) -> None:
         match action:
             case Regroup(roster=roster, generation=generation):
                 self.roster, self.generation = roster, generation
-                self.places = np.array([self.crew.place_of[w] for w in roster], dtype=np.int64)
+                self.slots = np.array([self.workers.slot_of[w] for w in roster], dtype=np.int64)
                 self.shares = None
-                self.coming.clear()
+                self.upcoming.clear()
                 self.num_regroups += 1
             case Plan():
                 self.num_plans += 1
-                if self.shares is None:  # what a new generation has prefetched is cut anew
-                    self.shares = self._columns(action)
+                # A new generation re-cuts its prefetched batches: the plan applies at once.
+                if self.shares is None:
+                    self.shares = self._shares_by_rank(action)
                 else:
-                    self.coming.append(action)
+                    self.upcoming.append(action)
             case Launch(num_workers=ordered, kind=kind):
-                missing = ordered - self.crew.launch(action, self.now_s)
+                missing = ordered - self.workers.launch(action, self.now_s)
                 if missing:
                     cause = "none left in the pool"
                     failed = LaunchFailed(num_workers=missing, kind=kind, cause=cause)
@@ -250,11 +251,11 @@ class _Run:
                 self.leaving.setdefault(worker, self.step)
             case Pause(reason=reason):
                 self.shares, self.paused_because = None, reason
-                self.coming.clear()
+                self.upcoming.clear()
             case Stay():
                 pass
             case _:
                 assert_never(action)
 
-    def _columns(self, plan: Plan) -> IntArray:
+    def _shares_by_rank(self, plan: Plan) -> IntArray:
         return np.array([plan.shares[w] for w in self.roster], dtype=np.int64)

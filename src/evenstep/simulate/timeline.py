@@ -1,4 +1,4 @@
-"""The virtual clock's agenda."""
+"""The event queue of the virtual clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evenstep.types import AnyEvent
 
 
 class Timeline:
-    """Events to come, in order of time; those of one time in the order they were put in."""
+    """Future events in order of time; events of the same time in the order they were added."""
 
     def __init__(self) -> None:
         self._order = count()
@@ -18,14 +18,14 @@ class Timeline:
 
     @property
     def next_s(self) -> float:
-        """When the next event is; infinity if there is none."""
+        """Time of the next event; infinity if there is none."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def at(self, when_s: float, event: AnyEvent) -> None:
-        """Put an event on the agenda."""
+        """Add an event."""
         heappush(self._heap, (when_s, next(self._order), event))
 
     def until(self, now_s: float) -> Iterator[AnyEvent]:
-        """Take what is due by now off the agenda."""
+        """Remove and return the events that are due."""
         while self.next_s <= now_s:
             yield heappop(self._heap)[2]

@@ -1,7 +1,7 @@
-"""The modelled workers as columns: how long they truly take, what befalls them, and chance.
+"""The simulated hardware as columns: true step times, slowdowns and noise.
 
-A place is where one worker at a time can live: the groups' workers first, then those of the pool.
-Chance is drawn by (seed, step, place), so every policy meets the same.
+A slot holds one worker at a time: first the slots of the scenario's workers, then those of the
+pool. Noise is drawn by (seed, step, slot), so every policy gets the same noise.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from evenstep.decide.curves import AnyMonotone, Curves, FlatLinear
 from evenstep.simulate.scenario import Scenario, WorkerGroup
 from evenstep.types import MOST_SAMPLES, FloatArray, IntArray, Worker
 
-MOMENT_S = 1e-12
+EPSILON_S = 1e-12
 
 
 class World:
-    """Every place of a scenario."""
+    """All slots of a scenario."""
 
     def __init__(self, scenario: Scenario) -> None:
         groups = (*scenario.workers, *scenario.pool)
@@ -38,8 +38,8 @@ class World:
         self._noise = np.array([g.free_cpu_noise for g in self.groups])
         self._seed = scenario.seed
         changes = [(i, c) for i, g in enumerate(self.groups) for c in g.changes]
-        self._place = np.array([i for i, _ in changes], dtype=np.int64)
-        self._at_s = np.array([c.at_s for _, c in changes]) + self.late_s[self._place]
+        self._changed_slot = np.array([i for i, _ in changes], dtype=np.int64)
+        self._at_s = np.array([c.at_s for _, c in changes]) + self.late_s[self._changed_slot]
         self._lasts_s = np.array([(c.until_s or np.inf) - c.at_s for _, c in changes])
         self._every_s = np.array([c.every_s or np.inf for _, c in changes])
         self._factor = np.array([c.factor for _, c in changes])
@@ -50,20 +50,20 @@ class World:
         return len(self.groups)
 
     def slowdown(self, at_s: float) -> tuple[FloatArray, FloatArray]:
-        """By how much each place is slowed at a time: in all, and as far as it is announced."""
+        """Slowdown factor of each slot: in total, and the announced part of it."""
         total, announced = np.ones(len(self)), np.ones(len(self))
-        if len(self._place):
+        if len(self._changed_slot):
             since_s = np.mod(at_s - self._at_s, self._every_s)
             on = (at_s >= self._at_s) & (since_s < self._lasts_s)
-            # A moment more on both sides: without a ramp, all of it is there at once.
-            grown = np.minimum((since_s + MOMENT_S) / (self._ramp_s + MOMENT_S), 1.0)
+            # EPSILON_S on both sides, so that a slowdown without a ramp applies at once.
+            grown = np.minimum((since_s + EPSILON_S) / (self._ramp_s + EPSILON_S), 1.0)
             factor = 1.0 + (self._factor - 1.0) * np.where(on, grown, 0.0)
-            np.multiply.at(total, self._place, factor)
-            np.multiply.at(announced, self._place, np.where(self._announced, factor, 1.0))
+            np.multiply.at(total, self._changed_slot, factor)
+            np.multiply.at(announced, self._changed_slot, np.where(self._announced, factor, 1.0))
         return total, announced
 
     def jitter(self, step: int) -> FloatArray:
-        """What chance does to each place's time in a step: 1 on average."""
+        """Noise factor of each slot's step time; 1 on average."""
         if not self._sigma.any():
             return np.ones(len(self))
         normal = np.random.default_rng([self._seed, step]).standard_normal(len(self))
@@ -71,21 +71,21 @@ class World:
         return jitter
 
     def free_cpu(self, at_s: float, step: int) -> FloatArray:
-        """What each place says of the CPU it has for the step that begins now."""
+        """Free CPU that each slot reports for the next step."""
         free = 1.0 / self.slowdown(at_s)[1]
         if self._noise.any():
             normal = np.random.default_rng([self._seed, step, 1]).standard_normal(len(self))
             free = free * (1.0 + self._noise * normal)
         return np.clip(free, 0.0, 1.0)
 
-    def curves(self, places: IntArray, slowdown: FloatArray, batch: int) -> Curves:
-        """The true curves of the workers at some places, as slow as they are, up to a batch."""
+    def curves(self, slots: IntArray, slowdown: FloatArray, batch: int) -> Curves:
+        """The true curves of the workers in some slots under a slowdown, up to a batch."""
         lines = FlatLinear(
-            floor_s=self._floor_s[places] * slowdown,
-            fixed_s=self._fixed_s[places] * slowdown,
-            per_sample_s=self._per_sample_s[places] * slowdown,
+            floor_s=self._floor_s[slots] * slowdown,
+            fixed_s=self._fixed_s[slots] * slowdown,
+            per_sample_s=self._per_sample_s[slots] * slowdown,
         )
-        table = self._table[places]
+        table = self._table[slots]
         rows = {t: np.flatnonzero(table == t) for t in np.unique(table[table >= 0]).tolist()}
         if not rows:
             return lines
@@ -96,15 +96,15 @@ class World:
                 times[row] = self._tables[t].seconds(shares[row]) * slowdown[row]
             return times
 
-        return AnyMonotone(function=seconds, upper=np.minimum(self.caps[places], batch))
+        return AnyMonotone(function=seconds, upper=np.minimum(self.caps[slots], batch))
 
-    def worker(self, place: int, life: int) -> Worker:
-        """What a worker that starts at a place says of itself; ids are for life."""
-        group, name = self.groups[place], self.names[place]
+    def worker(self, slot: int, life: int) -> Worker:
+        """The description of the `life`-th worker in a slot; every worker has its own id."""
+        group, name = self.groups[slot], self.names[slot]
         samples_per_s = None
         if group.warmup_share:
             share = np.array([group.warmup_share])
-            alone_s = self.curves(np.array([place]), np.ones(1), group.warmup_share).seconds(share)
+            alone_s = self.curves(np.array([slot]), np.ones(1), group.warmup_share).seconds(share)
             samples_per_s = group.warmup_share / float(alone_s[0])
         return Worker(
             id=name if life == 1 else f"{name}.{life}",
@@ -119,9 +119,9 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Table:
-    """Step times by a throughput table: between its rows the throughput is interpolated.
+    """Step times from a throughput table, interpolated between its rows.
 
-    Below the first row the time stays flat, above the last the throughput does.
+    Below the first row the step time is constant; above the last row the throughput is.
     """
 
     group: WorkerGroup
@@ -139,7 +139,7 @@ class _Table:
 
 
 def _names(groups: list[WorkerGroup]) -> list[str]:
-    """`kind-number`, padded so that the order of ids is the order of places."""
+    """`kind-number`, padded so that ids sort in the order of slots."""
     width, seen, names = len(str(len(groups) - 1)), dict.fromkeys((g.kind for g in groups), 0), []
     for group in groups:
         names.append(f"{group.kind}-{seen[group.kind]:0{width}d}")

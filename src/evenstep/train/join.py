@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evenstep.errors import ConfigError
-from evenstep.launch.environment import CoordinatorAddress, StaticRank, find
+from evenstep.launch.environment import CoordinatorAddress, StaticRank, read_environment
 from evenstep.launch.logs import show_log_by_default
 from evenstep.strict import override, whole
 from evenstep.train.replica import Options, Replica
@@ -34,7 +34,7 @@ def join(
     for prices and for detecting stragglers, instead of the device's own name. `journal` is for a
     fixed roster; an elastic run keeps its own in its folder.
     """
-    where = find(os.environ)
+    where = read_environment(os.environ)
     overrides = [part for part in os.environ.get("EVENSTEP_SET", "").split(";") if part]
     if not isinstance(kind, str):
         raise ConfigError("kind", f"expected a name, got {kind!r}")

@@ -25,8 +25,8 @@ from evenstep.train.comm.group import (
 )
 from evenstep.train.comm.shared_store import RankFailedError
 from evenstep.train.comm.transfer import interruptible
+from tests.source_tree import PYTHONPATH
 from tests.train.ranks import control_of, run_ranks
-from tests.tree import PYTHONPATH
 
 CUDA = torch.device("cuda", 0)
 

@@ -1,4 +1,4 @@
-"""How many cases a property is tried on: few for every change, ten times as many at night."""
+"""Number of hypothesis examples: few in `make test`, ten times as many in `make test-long`."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "evenstep")
 
 
 def examples(num: int, **more: Any) -> settings:
-    """As `hypothesis.settings`, with so many cases in `make test`."""
+    """`hypothesis.settings` with `num` examples in `make test`."""
     return settings(max_examples=num * (10 if PROFILE == "long" else 1), **more)

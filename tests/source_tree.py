@@ -1,4 +1,4 @@
-"""Where this tree is: child processes import evenstep from it, whatever is installed."""
+"""Paths of this source tree, from which child processes import evenstep."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from evenstep.emulate import Follower, periodic, steady, step_change
+from evenstep.emulate import ScheduleRunner, periodic, steady, step_change
 
 
 def test_the_first_levels_hold_on_entry_and_the_others_follow() -> None:
@@ -18,7 +18,7 @@ def test_the_first_levels_hold_on_entry_and_the_others_follow() -> None:
         if len(seen) == 3:
             three.set()
 
-    with Follower(periodic((1.0,), (0.5,), every=0.02, lasts=0.01), apply):
+    with ScheduleRunner(periodic((1.0,), (0.5,), every=0.02, lasts=0.01), apply):
         assert seen[0] == (1.0,)
         assert three.wait(30)
     ended = len(seen)
@@ -26,16 +26,16 @@ def test_the_first_levels_hold_on_entry_and_the_others_follow() -> None:
     assert len(seen) == ended
 
 
-def test_leaving_does_not_wait_for_changes_to_come() -> None:
+def test_exit_does_not_wait_for_later_changes() -> None:
     seen: list[tuple[float, ...]] = []
-    with Follower(step_change((1.0,), (2.0,), at=1e30), seen.append):
+    with ScheduleRunner(step_change((1.0,), (2.0,), at=1e30), seen.append):
         pass
-    with Follower(steady((3.0,)), seen.append):
+    with ScheduleRunner(steady((3.0,)), seen.append):
         pass
     assert seen == [(1.0,), (3.0,)]
 
 
-def test_what_went_wrong_in_the_thread_is_raised_on_leaving() -> None:
+def test_an_error_in_the_thread_is_raised_on_exit() -> None:
     failed = threading.Event()
 
     def apply(levels: tuple[float, ...]) -> None:
@@ -45,6 +45,6 @@ def test_what_went_wrong_in_the_thread_is_raised_on_leaving() -> None:
 
     with (
         pytest.raises(OSError, match="the group is gone"),
-        Follower(step_change((1.0,), (2.0,), at=0.001), apply),
+        ScheduleRunner(step_change((1.0,), (2.0,), at=0.001), apply),
     ):
         assert failed.wait(30)

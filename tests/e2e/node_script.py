@@ -1,4 +1,4 @@
-"""A training script for several nodes: each rank writes what it ended with, unless one fails."""
+"""A training script for several nodes: each rank writes its results, unless one fails."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import evenstep
 
 
 def main() -> None:
-    """Epochs on 203 samples: so many, or three and more until less is left to rank 3.
+    """Train --epochs epochs on 203 samples, or at least three until rank 3 has a smaller share.
 
-    Some ranks may be slow, one may have a bug in a step.
+    Some ranks may be slow; one may fail in a step.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
@@ -30,8 +30,8 @@ def main() -> None:
     parser.add_argument("--fail-step", type=int)
     args = parser.parse_args()
 
-    chance = torch.Generator().manual_seed(0)  # the same data on every worker
-    x = torch.randn(203, 4, generator=chance, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(0)  # the same data on every worker
+    x = torch.randn(203, 4, generator=rng, dtype=torch.float64)
     data = TensorDataset(x, x.sum(1, keepdim=True).tanh(), torch.arange(203))
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
@@ -47,7 +47,7 @@ def main() -> None:
                     raise ZeroDivisionError("a bug in the user's loss")
                 optimizer.zero_grad()
                 sample_s = args.slow_s if session.rank in args.slow else 0.001
-                time.sleep(len(xs) * sample_s)  # the work itself
+                time.sleep(len(xs) * sample_s)  # the compute
                 nn.functional.mse_loss(net(xs), ys).backward()
                 optimizer.step()
                 seen += index.tolist()[: session.counted]
@@ -56,14 +56,14 @@ def main() -> None:
             if session.world > 3 and epoch >= 2 and plans[-1][3] < plans[0][3]:
                 break
         flat = torch.cat([p.detach().flatten() for p in net.parameters()])
-        told = {
+        result = {
             "network": os.readlink("/proc/self/ns/net"),
             "epochs": epochs,
             "plans": plans,
             "parameters": flat.tolist(),
             "digest": hashlib.sha256(flat.numpy().tobytes()).hexdigest(),
         }
-        (args.out / f"{session.rank}.json").write_text(json.dumps(told))
+        (args.out / f"{session.rank}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A clock that moves only when it is read or slept on."""
+"""A clock that advances only when it is read or slept on."""
 
 from __future__ import annotations
 

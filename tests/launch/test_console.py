@@ -1,4 +1,4 @@
-"""What workers write is shown under their names, and what is over is let go."""
+"""Workers' output is printed under their names, and finished logs are closed."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from pathlib import Path
 
 import pytest
 
-from evenstep.launch.echo import BAR_S, Echo
+from evenstep.launch.console import BAR_S, ConsoleOutput
 
 BOUND_S = 600.0
 
 
 class Screen(io.StringIO):
-    """Tells when a line is on it."""
+    """An output that can be waited on for a line."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._there = threading.Condition()
+        self._written_to = threading.Condition()
 
     def write(self, text: str) -> int:
-        with self._there:
-            self._there.notify_all()
+        with self._written_to:
+            self._written_to.notify_all()
             return super().write(text)
 
     def shows(self, line: str) -> bool:
-        with self._there:
-            return self._there.wait_for(lambda: line in self.getvalue(), BOUND_S)
+        with self._written_to:
+            return self._written_to.wait_for(lambda: line in self.getvalue(), BOUND_S)
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def screen() -> Screen:
 
 
 @pytest.fixture
-def echo(screen: Screen) -> Iterator[Echo]:
-    made = Echo(screen)
+def console(screen: Screen) -> Iterator[ConsoleOutput]:
+    made = ConsoleOutput(screen)
     yield made
     made.close()
 
@@ -57,12 +57,12 @@ def open_files(folder: Path) -> set[str]:
     return {Path(name).name for name in held if name.startswith(str(folder))}
 
 
-def test_lines_are_shown_under_the_name_of_who_wrote_them(
-    echo: Echo, screen: Screen, tmp_path: Path
+def test_lines_are_printed_under_the_name_of_their_worker(
+    console: ConsoleOutput, screen: Screen, tmp_path: Path
 ) -> None:
     with (tmp_path / "w0.log").open("w", buffering=1) as log:
         log.write("before\n")
-        echo.follow("w0", tmp_path / "w0.log")
+        console.follow("w0", tmp_path / "w0.log")
         log.write("epoch 1\nepo")
         assert screen.shows("[w0] epoch 1\n")
         log.write("ch 2\n")
@@ -70,28 +70,28 @@ def test_lines_are_shown_under_the_name_of_who_wrote_them(
     assert "before" not in screen.getvalue()
 
 
-def test_what_is_over_is_shown_to_its_end_and_let_go(
-    echo: Echo, screen: Screen, tmp_path: Path
+def test_a_finished_log_is_printed_to_its_end_and_closed(
+    console: ConsoleOutput, screen: Screen, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.log"
     other.touch()
-    echo.follow("other", other)
+    console.follow("other", other)
     for n in range(5):
         path = tmp_path / f"w{n}.log"
         path.touch()
-        echo.follow(f"w{n}", path)
+        console.follow(f"w{n}", path)
         path.write_text("the last line, without an end")
-        echo.unfollow(f"w{n}")
+        console.unfollow(f"w{n}")
         assert screen.shows(f"[w{n}] the last line, without an end\n")
     other.write_text("still here\n")
-    assert screen.shows("[other] still here\n")  # by now the others were let go
+    assert screen.shows("[other] still here\n")  # the others are closed by now
     assert open_files(tmp_path) == {"other.log"}
-    echo.close()
+    console.close()
     assert open_files(tmp_path) == set()
 
 
-def test_nothing_is_opened_for_nobody(tmp_path: Path) -> None:
-    """Whoever looked on is gone: `evenstep run ... | head`."""
+def test_no_log_is_opened_when_the_reader_is_gone(tmp_path: Path) -> None:
+    """As in `evenstep run ... | head`."""
 
     class Gone(Screen):
         def write(self, text: str) -> int:
@@ -100,17 +100,17 @@ def test_nothing_is_opened_for_nobody(tmp_path: Path) -> None:
 
     screen, path = Gone(), tmp_path / "w0.log"
     path.touch()
-    echo = Echo(screen)
-    echo.follow("w0", path)
+    console = ConsoleOutput(screen)
+    console.follow("w0", path)
     path.write_text("a line\n")
     assert screen.shows("a line")
-    echo.close()
-    echo.follow("w1", path)
+    console.close()
+    console.follow("w1", path)
     assert open_files(tmp_path) == set()
 
 
 class Terminal:
-    """A real pseudo-terminal, and what can be read on it."""
+    """A real pseudo-terminal and its contents."""
 
     def __init__(self) -> None:
         self._master, slave = pty.openpty()
@@ -122,7 +122,7 @@ class Terminal:
         os.close(self._master)
 
     def rows(self) -> list[str]:
-        """The rows as far as written: carriage returns, newlines and "erase to end of line"."""
+        """The rows on the screen: handles carriage return, newline and "erase to end of line"."""
         rows, column = [""], 0
         for part in re.findall(r"\x1b\[\?7[lh]|\x1b\[K|[^\x1b]", self._written):
             if part == "\r":
@@ -155,69 +155,69 @@ def test_on_a_terminal_a_progress_bar_moves_in_place_below_complete_lines(
     terminal: Terminal, tmp_path: Path
 ) -> None:
     paths = [tmp_path / "w0.log", tmp_path / "w1.log"]
-    echo = Echo(terminal.out)
+    console = ConsoleOutput(terminal.out)
     with paths[0].open("w", buffering=1) as one, paths[1].open("w", buffering=1) as other:
         for path in paths:
-            echo.follow(path.stem, path)
+            console.follow(path.stem, path)
         one.write("\r 10%|#         | 1/10 ")
         assert terminal.shows("[w0]  10%|#         | 1/10")
         one.write("\r 20%|##        | 2/10 ")
         assert terminal.shows("[w0]  20%|##        | 2/10")
         other.write("loss 0.5\n")
         assert terminal.shows("[w1] loss 0.5", "[w0]  20%|##        | 2/10")
-        other.write("\r  1/3 ")  # whoever wrote last
+        other.write("\r  1/3 ")  # the bar that changed last
         assert terminal.shows("[w1] loss 0.5", "[w1]   1/3")
         other.write("\r  3/3 \n")
         assert terminal.shows("[w1] loss 0.5", "[w1]   3/3 ", "[w0]  20%|##        | 2/10")
-    echo.close()
+    console.close()
     assert terminal.shows("[w1] loss 0.5", "[w1]   3/3 ", "[w0]  20%|##        | 2/10 ", "")
 
 
-def test_nested_progress_bars_share_the_line_in_place(terminal: Terminal, tmp_path: Path) -> None:
+def test_nested_progress_bars_share_one_line(terminal: Terminal, tmp_path: Path) -> None:
     path = tmp_path / "w0.log"
     with path.open("w", buffering=1) as log:
-        echo = Echo(terminal.out)
-        echo.follow("w0", path)
+        console = ConsoleOutput(terminal.out)
+        console.follow("w0", path)
         log.write("\repochs 0/3\n\rbatches 1/9\x1b[A")
         assert terminal.shows("[w0] batches 1/9")
         log.write("\n\rbatches 2/9\x1b[A")
         assert terminal.shows("[w0] batches 2/9")
         log.write("\repochs 1/3")
         assert terminal.shows("[w0] epochs 1/3")
-    echo.close()
+    console.close()
 
 
-def test_a_log_line_of_the_worker_does_not_hang_on_its_progress_bar(
+def test_a_workers_log_line_is_split_from_its_progress_bar(
     terminal: Terminal, tmp_path: Path
 ) -> None:
     path = tmp_path / "w0.log"
     with path.open("w", buffering=1) as log:
-        echo = Echo(terminal.out)
-        echo.follow("w0", path)
+        console = ConsoleOutput(terminal.out)
+        console.follow("w0", path)
         log.write("\r 9/10")
         assert terminal.shows("[w0]  9/10")
         log.write("12:00:00 evenstep: w0 is rank 0 of 2\n\r10/10")
         assert terminal.shows("[w0] 12:00:00 evenstep: w0 is rank 0 of 2", "[w0] 10/10")
-    echo.close()
+    console.close()
 
 
-def test_elsewhere_a_progress_bar_is_a_line_every_ten_seconds(
+def test_without_a_terminal_a_progress_bar_is_a_line_every_ten_seconds(
     screen: Screen, tmp_path: Path
 ) -> None:
     times = [0.0]
-    echo = Echo(screen, clock=lambda: times[-1])
+    console = ConsoleOutput(screen, clock=lambda: times[-1])
     bar, other = tmp_path / "w0.log", tmp_path / "w1.log"
     with bar.open("w", buffering=1) as log, other.open("w", buffering=1) as lines:
-        echo.follow("w0", bar)
-        echo.follow("w1", other)
+        console.follow("w0", bar)
+        console.follow("w1", other)
         log.write("\r10%")
         assert screen.shows("[w0] 10%\n")
         log.write("\r20%\r30%")
         lines.write("loss 0.5\n")
-        assert screen.shows("[w1] loss 0.5\n")  # by a look that has seen the bar, too
+        assert screen.shows("[w1] loss 0.5\n")  # by a poll that has seen the bar, too
         times.append(BAR_S)
         assert screen.shows("[w0] 30%\n")
         log.write("\r100%\n")
         assert screen.shows("[w0] 100%\n")
-    echo.close()
+    console.close()
     assert screen.getvalue() == "[w0] 10%\n[w1] loss 0.5\n[w0] 30%\n[w0] 100%\n"

@@ -1,4 +1,4 @@
-"""A training script to be verified, with everything that is honest, and a fault if asked for."""
+"""A training script for `evenstep verify`: correct, or with the fault given as argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import evenstep
 
 
 class Shifted(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Samples that are drawn anew whenever they are read, as by augmentation."""
+    """Random samples, different at every read, like data augmentation."""
 
     def __init__(self, num: int, start: int) -> None:
         self._x = torch.randn(2 * num, 8, generator=torch.Generator().manual_seed(0))
@@ -27,7 +27,7 @@ class Shifted(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def main(fault: str) -> None:
-    """Train as people do: augmentation, dropout, loader workers, clipping, accumulation."""
+    """Train with augmentation, dropout, loader workers, clipping and accumulation."""
     with evenstep.join(policy="proportional", min_share=30) as session:
         start = session.rank if fault == "own sampler" else 0
         net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 1))
@@ -43,7 +43,7 @@ def main(fault: str) -> None:
                     nn.utils.clip_grad_norm_(net.parameters(), 1.0)
                     optimizer.step()
                     optimizer.zero_grad()
-    raise AssertionError("a verified script must not come this far")
+    raise AssertionError("verify must end the script before this")
 
 
 if __name__ == "__main__":

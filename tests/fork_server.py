@@ -27,10 +27,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.tree import PYTHONPATH
+from tests.source_tree import PYTHONPATH
 
 PRELOADED = (
-    "torch._dynamo",  # what the first optimizer and the first synchronised BatchNorm import
+    "torch._dynamo",  # imported by the first optimizer and the first synchronised BatchNorm
     "evenstep.emulate",
     "evenstep.train.roster.elastic",
     "evenstep.train.roster.fixed",
@@ -40,7 +40,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Forked:
-    """A worker process. `fileno()` turns readable when it has ended."""
+    """A worker process. `fileno()` becomes readable when it has ended."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._lines = connection.makefile("r")
@@ -53,7 +53,7 @@ class Forked:
         return self._connection.fileno()
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """The exit code once the process has ended; a negative one is a signal's number."""
+        """Wait for the process to end. Returns its exit code; negative: a signal."""
         if self.returncode is None:
             if not select.select([self], [], [], timeout_s)[0]:
                 raise TimeoutError(f"process {self.pid} still runs after {timeout_s} s")
@@ -63,12 +63,12 @@ class Forked:
         return self.returncode
 
 
-class Zygote:
+class ForkServer:
     """The server of this test process."""
 
     def __init__(self) -> None:
-        # A short path of its own: those of unix sockets are at most 108 characters long.
-        self._folder = tempfile.TemporaryDirectory(prefix="zygote-")
+        # A short path: unix socket paths have at most 108 characters.
+        self._folder = tempfile.TemporaryDirectory(prefix="fork-server-")
         self._path = f"{self._folder.name}/socket"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}
         self._server = subprocess.Popen(
@@ -82,7 +82,7 @@ class Zygote:
         atexit.register(self.close)
 
     def run(self, argv: Sequence[str | Path], env: Mapping[str, str], log: Path) -> Forked:
-        """Start `python *argv` with these variables on top, its output appended to a file."""
+        """Start `python *argv` with extra variables; its output is appended to `log`."""
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(self._path)
         request = {"argv": [str(part) for part in argv], "env": dict(env), "log": str(log)}
@@ -100,9 +100,9 @@ class Zygote:
 
 
 @cache
-def zygote() -> Zygote:
-    """The one server of this test process, started when it is first needed."""
-    return Zygote()
+def fork_server() -> ForkServer:
+    """The server of this test process, started on first use."""
+    return ForkServer()
 
 
 def serve(path: str) -> None:
@@ -110,8 +110,8 @@ def serve(path: str) -> None:
     for module in PRELOADED:
         import_module(module)
     gc.collect()
-    gc.freeze()  # so that collections in children leave these pages shared
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for monitors
+    gc.freeze()  # so that garbage collection in children does not copy these pages
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # monitors are not waited for
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
@@ -165,7 +165,7 @@ def _work(request: dict[str, Any]) -> NoReturn:
             thread.join()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))  # tearing torch down is slow
+    os._exit(code if isinstance(code, int) else int(code is not None))  # torch's shutdown is slow
 
 
 def _die_with_parent() -> None:

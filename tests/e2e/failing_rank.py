@@ -1,4 +1,4 @@
-"""A training script under torchrun of which one rank raises half-way."""
+"""A training script for torchrun in which one rank raises."""
 
 from __future__ import annotations
 

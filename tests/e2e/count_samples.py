@@ -1,4 +1,4 @@
-"""A training script under torchrun: writes which samples each rank counted, epoch by epoch."""
+"""A training script for torchrun: writes which samples each rank trained on, by epoch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import evenstep
 
 
 def main(out: Path, loader_workers: int, compiled: bool) -> None:
-    """Epochs on 203 samples, until little is left to rank 1, which is slow; three at least."""
+    """Train at least three epochs on 203 samples, until slow rank 1 has a smaller share."""
     x = torch.randn(203, 4)
     data = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(203))
     with evenstep.join() as session:
@@ -29,7 +29,7 @@ def main(out: Path, loader_workers: int, compiled: bool) -> None:
             seen: list[int] = []
             for xs, ys, index in loader:
                 optimizer.zero_grad()
-                time.sleep(len(xs) * (0.004 if session.rank == 1 else 0.001))  # the work itself
+                time.sleep(len(xs) * (0.004 if session.rank == 1 else 0.001))  # the compute
                 nn.functional.mse_loss(net(xs), ys).backward()
                 optimizer.step()
                 seen += index.tolist()[: session.counted]
@@ -37,8 +37,8 @@ def main(out: Path, loader_workers: int, compiled: bool) -> None:
             epochs.append(seen)
             if epoch >= 2 and ("kept" in sys.argv or plans[-1][1] < min(plans[-1][::2])):
                 break
-        told = {"epochs": epochs, "plans": plans, "weight": net.weight.tolist()}
-        (out / f"{session.rank}.json").write_text(json.dumps(told))
+        result = {"epochs": epochs, "plans": plans, "weight": net.weight.tolist()}
+        (out / f"{session.rank}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,27 +1,23 @@
-"""One worker's process: tied to its parent, its output kept, ended with all its kin."""
+"""One emulated worker's process: dies with its parent, keeps its output, ends its descendants."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from tempfile import TemporaryFile
-from types import TracebackType
 
 from evenstep.emulate.quota import Quota
+from evenstep.launch.die_with_parent import die_with_parent
 
-_TETHER = Path(__file__).with_name("tether.py")
 
+class WorkerProcess:
+    """Runs a command, with or without a quota, until it exits, `end` is called, or we die.
 
-class Member:
-    """A command that runs under a quota (or none) until it ends, `end` is called, or we die.
-
-    `pidfd` turns readable when it has ended. The kernel ties it to the thread that made it: that
-    thread has to stay.
+    `pidfd` becomes readable when the command exits. The thread that creates this object must
+    outlive it: the kernel kills the command when that thread ends.
     """
 
     def __init__(
@@ -30,49 +26,44 @@ class Member:
         self.rank, self._quota = rank, quota
         self._output = TemporaryFile()  # noqa: SIM115  a pipe would have to be drained
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command],
+            die_with_parent(command),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
             env=dict(env),
-            start_new_session=True,  # a process group of its own, to be ended as one
+            start_new_session=True,  # a process group of its own, killed as one
         )
         self.pidfd = os.pidfd_open(self._process.pid)
         try:
             if quota is not None:
                 quota.add(self._process.pid)
         except ProcessLookupError:
-            pass  # it ended at once: whoever watches will see why
+            pass  # it exited at once: the exit code will say why
         except BaseException:
             self.end()
             raise
 
     def end(self) -> int:
-        """End it, if it still runs, and whatever it started; its exit code."""
+        """Kill the command and its descendants if it still runs. Returns the exit code."""
         if self._process.returncode is None:
-            # Not reaped yet, so the number of its group cannot have passed to others.
+            # Not reaped yet, so its process group id cannot have been reused.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             for pid in self._quota.pids() if self._quota else ():
                 with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)  # kin that left the group
+                    os.kill(pid, signal.SIGKILL)  # descendants that left the process group
             self._process.wait()
             os.close(self.pidfd)
         return self._process.returncode
 
     def output(self) -> str:
-        """What it has said so far."""
+        """Standard output and error so far."""
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), size, 0).decode(errors="replace")
 
-    def __enter__(self) -> Member:
+    def __enter__(self) -> WorkerProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
         self._output.close()

@@ -1,0 +1,89 @@
+"""Finds a run's coordinator, and the address at which other hosts reach this one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from evenstep.coordinate.ask import ask, ask_from
+from evenstep.coordinate.dial import EVERYWHERE, is_here, way_out
+from evenstep.coordinate.run import TLS_CA, read_addresses
+from evenstep.errors import ConfigError
+from evenstep.launch.environment import CoordinatorAddress, find_token, host_and_port, read_token
+from evenstep.messages import Ask
+
+
+def find_coordinator(run: str, token_file: Path | None = None) -> CoordinatorAddress:
+    """The coordinator of a run, given as the run's folder or as HOST:PORT."""
+    folder, address, tls_ca = Path(run), run, os.environ.get("EVENSTEP_TLS_CA", "")
+    if folder.is_dir():
+        address = _address_in(folder)
+        token_file = token_file or folder / "token"
+        if not tls_ca and (folder / TLS_CA).exists():
+            tls_ca = str((folder / TLS_CA).absolute())
+    parts = host_and_port(address)
+    if parts is None:
+        raise ConfigError(run, "is neither a run folder nor HOST:PORT")
+    host, port = parts
+    return CoordinatorAddress(host=host, port=port, token=_token(token_file), tls_ca=tls_ca)
+
+
+def _token(file: Path | None) -> str:
+    if file is not None:
+        return read_token(file)
+    if "EVENSTEP_TOKEN" not in os.environ and not os.environ.get("EVENSTEP_TOKEN_FILE"):
+        raise ConfigError(
+            "--token-file",
+            "is missing: give a copy of the file `token` in the run's folder, or name it in "
+            "EVENSTEP_TOKEN_FILE",
+        )
+    return find_token(os.environ)
+
+
+def _address_in(folder: Path) -> str:
+    """The coordinator's address in a run's folder, as seen from this host."""
+    local, remote = read_addresses(folder)
+    if not local:
+        raise ConfigError(str(folder), "has no coordinator: no run has been started in it")
+    if not remote:
+        return local
+    host, _, port = remote.rpartition(":")
+    host = host.strip("[]")
+    try:
+        return local if host == socket.gethostname() or is_here(host) else remote
+    except OSError:
+        raise ConfigError(
+            str(folder),
+            f"the coordinator is on host {host}, a name that this machine cannot resolve. Give "
+            f"HOST:PORT instead of the folder, with an address of that host and port {port}",
+        ) from None
+
+
+def ask_coordinator(
+    coordinator: CoordinatorAddress, what: str, *, num_workers: int = 0, worker: str = ""
+) -> Any:
+    """The coordinator's answer to an operator."""
+    c, request = coordinator, Ask(proof="", what=what, num_workers=num_workers, worker=worker)
+    return ask(c.host, c.port, c.token, request, c.tls_ca)
+
+
+def reachable_address(coordinator: CoordinatorAddress) -> str:
+    """Where other hosts reach this one; empty if the coordinator is on loopback.
+
+    Asks the coordinator, so that a wrong token is reported before the script starts.
+    """
+    c, request = coordinator, Ask(proof="", what="status")
+    _, local = ask_from(c.host, c.port, c.token, request, c.tls_ca)
+    return advertised_address(c.host, local)
+
+
+def advertised_address(host: str, local: str) -> str:
+    """What workers tell each other: `local`, or the outbound address if `host` is a wildcard.
+
+    Empty if `local` is loopback.
+    """
+    if host not in EVERYWHERE:
+        return "" if local in ("127.0.0.1", "::1", "localhost") else local
+    return way_out(host)

@@ -1,0 +1,167 @@
+"""A run on this machine: the coordinator, its local workers, and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import ssl
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from evenstep.cli.endpoint import advertised_address
+from evenstep.cli.signals import StopRequests
+from evenstep.coordinate.dial import EVERYWHERE
+from evenstep.coordinate.host import Host
+from evenstep.coordinate.member import MOST_WORKERS, Ending, Terms
+from evenstep.coordinate.run import RunFolder
+from evenstep.errors import ConfigError
+from evenstep.launch.local import LocalLauncher, worker_environment
+from evenstep.types import WorkerId, listed
+
+log = logging.getLogger("evenstep")
+
+GRACE_S = 10.0  # for the other workers to exit when one has failed
+LEAVE_S = 60.0  # for the process of a worker that has left the run to exit
+POLL_S = 5.0  # between two checks for processes that still run
+
+
+class LocalRun:
+    """Runs a coordinator and the workers that it launches here, until the last process exits.
+
+    `size_asked`: the user asked for exactly `num_workers`; otherwise it is only a start.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        terms: Terms,
+        num_workers: int,
+        command: list[str],
+        *,
+        size_asked: bool,
+        clock: Callable[[], float] = time.monotonic,
+        leave_s: float = LEAVE_S,
+    ) -> None:
+        self._clock, self._leave_s = clock, leave_s
+        self._folder, self._command = folder, command
+        self._num_workers, self._size_asked = num_workers, size_asked
+        bound = f":{terms.most}" if terms.most < MOST_WORKERS else ""
+        about = {"script": Path(command[0]).name, "workers": f"{num_workers}{bound}"}
+        self._host = Host(folder, terms, about)
+        self._requests = StopRequests(clock)
+        self._launcher: LocalLauncher
+        self._killed = False
+        self._cut_short = ""  # scripts that a signal ended after training
+
+    async def run_to_end(self, host: str, port: int, tls: ssl.SSLContext | None) -> Ending:
+        """Train. However the run ends, no process that was started here is left."""
+        address = await self._listen(host, port, tls)
+        self._launcher = launcher = self._make_launcher(host, address)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.on_signal, number)
+        try:
+            click.echo(f"evenstep: run {self._folder.path}, coordinator at {address}", err=True)
+            coordinator = self._host.coordinator
+            for worker, pid in self._folder.outlived().items():
+                launcher.adopt(worker, pid)
+                coordinator.adopt(worker)
+            self._host.call(coordinator.start, self._num_workers, self._size_asked)
+            ending = await self._host.ending()
+            for worker in coordinator.never_joined():
+                launcher.stop(worker)
+            if ending.ok:
+                await self._await_processes()
+            await launcher.close(0.0 if self._killed else GRACE_S)
+            assert coordinator.ending is not None
+            ending = coordinator.ending  # a script may also fail after training
+            if ending.ok and self._cut_short:
+                return replace(ending, why=f"{ending.why}; {self._cut_short}")
+            return ending
+        finally:
+            await launcher.close()
+            await self._host.close()
+
+    async def _await_processes(self) -> None:
+        """Wait for the workers' processes after the run has ended.
+
+        A script that has trained to the end may run on for as long as it needs. A worker that left
+        the run earlier is terminated after `leave_s`.
+        """
+        launcher, coordinator = self._launcher, self._host.coordinator
+        deadline_s = self._clock() + self._leave_s
+        logged: set[WorkerId] = set()
+        while not await launcher.wait(min(POLL_S, self._leave_s)):
+            if launcher.running != logged:
+                logged = launcher.running
+                log.info("waiting for the processes of %s to end", listed(sorted(logged)))
+            if self._clock() >= deadline_s:
+                overdue = launcher.running - coordinator.trained - coordinator.crew.evicted
+                for worker in sorted(overdue):
+                    text = "%s has left the run but is still running after %g s: terminating it"
+                    log.warning(text, worker, self._leave_s)
+                    coordinator.crew.evict(worker)
+
+    async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> str:
+        last_port = self._folder.address().rpartition(":")[2]
+        if not port and last_port.isdecimal():  # surviving workers reconnect to this port
+            with suppress(OSError):
+                return await self._host.open(host, int(last_port), tls)
+        try:
+            return await self._host.open(host, port, tls)
+        except OSError as e:
+            raise ConfigError("--host, --port", f"cannot listen at {host}:{port}: {e}") from None
+
+    def _make_launcher(self, host: str, address: str) -> LocalLauncher:
+        port = address.rpartition(":")[2]
+        env = worker_environment(
+            os.environ,
+            coordinator=f"{EVERYWHERE[host]}:{port}" if host in EVERYWHERE else address,
+            token_file=self._folder.path / "token",
+            address=advertised_address(host, host),
+            tls_ca=self._folder.tls_ca(),
+            num_workers=self._num_workers,
+        )
+        coordinator = self._host.coordinator
+        launcher = LocalLauncher(
+            [sys.executable, *self._command],
+            env=env,
+            logs=self._folder.logs,
+            name=coordinator.new_name,
+            on_dying=lambda *dying: self._host.call(coordinator.dying, *dying),
+            on_end=lambda *end: self._host.call(coordinator.ended, *end),
+            out=sys.stdout,
+        )
+        coordinator.crew.launcher = launcher
+        return launcher
+
+    def on_signal(self, number: int) -> None:
+        """First request: stop gracefully; second: kill. After the run: terminate the scripts."""
+        if not self._requests.count_signal():
+            return
+        name, coordinator = signal.Signals(number).name, self._host.coordinator
+        ending, running = coordinator.ending, sorted(coordinator.crew.running)
+        if ending is None and self._requests.num == 1:
+            log.info("%s: stopping after this step, with a checkpoint; send it again to kill", name)
+            self._host.call(coordinator.stop, name)
+        elif ending is not None and ending.ok and not self._cut_short:
+            log.info("%s: terminating scripts that still run; send it again to kill", name)
+            if running:
+                self._cut_short = f"{name} ended scripts that still ran: {listed(running)}"
+            for worker in running:
+                coordinator.crew.evict(worker)
+        else:
+            log.info("%s: killing all workers", name)
+            why = f"killed by {name} before it could stop gracefully"
+            self._host.call(coordinator.fail, why)
+            self._killed = True
+            for worker in running:
+                self._launcher.kill(worker)
