@@ -46,7 +46,7 @@ def told(*args: str | Path) -> dict[str, Any]:
 def test_the_certificate_of_a_run_is_passed_on(tmp_path: Path, script: Path) -> None:
     cert, key = make_certificate(tmp_path, "known")
     with hosted(tmp_path / "run", tls=speaking_tls(cert, key)) as run:
-        run.host.folder.write_tls_ca(cert)
+        run.service.folder.write_tls_ca(cert)
         env = told(tmp_path / "run", script)
     assert env["EVENSTEP_TLS_CA"] == str(tmp_path / "run" / "tls.pem")
     assert env["EVENSTEP_COORDINATOR"] == run.address
@@ -82,7 +82,7 @@ def test_on_its_own_host_a_run_that_listens_everywhere_is_found_by_loopback(tmp_
     """The certificate tells: it is for 127.0.0.1 alone."""
     cert, key = make_certificate(tmp_path, "known")
     with hosted(tmp_path / "run", tls=speaking_tls(cert, key), at="0.0.0.0") as run:
-        run.host.folder.write_tls_ca(cert)
+        run.service.folder.write_tls_ca(cert)
         there = locate(str(tmp_path / "run"))
         assert question(there, "status")["state"] == "starting"
         assert outward(there.host, "127.0.0.1") == outward("0.0.0.0", "")  # and not loopback

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from evenstep.coordinate.addresses import EVERYWHERE, is_here, outward_address
 from evenstep.coordinate.ask import ask, ask_from
-from evenstep.coordinate.dial import EVERYWHERE, is_here, way_out
-from evenstep.coordinate.run import TLS_CA, read_addresses, read_token
+from evenstep.coordinate.run_folder import TLS_CA, read_addresses, read_token
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import CoordinatorAddress, find_token, host_and_port
 from evenstep.messages import Ask
@@ -91,4 +91,4 @@ def outward(host: str, mine: str) -> str:
     """`mine`, unless it is loopback, or unless the coordinator's `host` means all addresses."""
     if host not in EVERYWHERE:
         return "" if mine in ("127.0.0.1", "::1", "localhost") else mine
-    return way_out(host)
+    return outward_address(host)

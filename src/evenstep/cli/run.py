@@ -23,10 +23,19 @@ import msgspec
 from evenstep.cli.place import outward
 from evenstep.cli.signals import Requests
 from evenstep.config import Settings
-from evenstep.coordinate.dial import EVERYWHERE
-from evenstep.coordinate.host import Host
-from evenstep.coordinate.member import MOST_WORKERS, Ending, Terms
-from evenstep.coordinate.run import RunFolder
+from evenstep.coordinate.addresses import EVERYWHERE
+from evenstep.coordinate.events import (
+    Adopted,
+    Dying,
+    EvictAsked,
+    Exited,
+    KillAsked,
+    StartAsked,
+    StopAsked,
+)
+from evenstep.coordinate.run_folder import RunFolder
+from evenstep.coordinate.service import Service
+from evenstep.coordinate.terms import MAX_WORKERS, Ending, Terms
 from evenstep.engine import assemble
 from evenstep.errors import ConfigError
 from evenstep.journal import read
@@ -119,7 +128,7 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
         told.append(f"workers.min={options['least']}")
     if options["scale"] is not None:
         told.append(_scaling(_named("--scale", options["scale"]), num, most))
-    bounds = () if most == MOST_WORKERS else (f"workers.max={most}", f"scaling.min_workers={least}")
+    bounds = () if most == MAX_WORKERS else (f"workers.max={most}", f"scaling.min_workers={least}")
     resumed = old is not None and old.journal.exists()
     sets = (*told, *options["sets"])
     settings = _checked(sets, bounds, resumed=resumed)
@@ -134,8 +143,8 @@ def command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **option
             checkpoint_every_s=options["checkpoint_every"],
             checkpoints_kept=options["keep"],
             sets=(*bounds, *sets),
-            least=least,
-            most=most,
+            min_workers=least,
+            max_workers=most,
             restarts=options["restarts"],
             spares=options["spares"],
             prices=prices,
@@ -178,9 +187,9 @@ class Run:
     ) -> None:
         self._clock, self._leave_s = clock, leave_s
         self._folder, self._num, self._asked, self._command = folder, num, asked, command
-        most = f":{terms.most}" if terms.most < MOST_WORKERS else ""
+        most = f":{terms.max_workers}" if terms.max_workers < MAX_WORKERS else ""
         about = {"script": Path(command[0]).name, "workers": f"{num}{most}"}
-        self._host = Host(folder, terms, about)
+        self._service = Service(folder, terms, about)
         self._requests = Requests(clock)
         self._launcher: LocalLauncher
         self._killed = False
@@ -195,26 +204,24 @@ class Run:
             loop.add_signal_handler(number, self.on_signal, number)
         try:
             click.echo(f"evenstep: run {self._folder.path}, coordinator at {address}", err=True)
-            coordinator = self._host.coordinator
-            there = self._folder.outlived()
-            for worker, pid in there.items():
+            service = self._service
+            for worker, pid in self._folder.outlived().items():
                 launcher.adopt(worker, pid)
-                coordinator.adopt(worker)
-            self._host.call(coordinator.start, self._num, self._asked)
-            ending = await self._host.ending()
-            for worker in coordinator.never_joined():
+                service.handle(Adopted(worker=worker))
+            service.handle(StartAsked(num_workers=self._num, explicit=self._asked))
+            ending = await service.ending()
+            for worker in service.state.running - service.state.rostered:
                 launcher.stop(worker)
             if ending.ok:
                 await self._await_processes()
             await launcher.close(0.0 if self._killed else LAST_S)
-            assert coordinator.ending is not None
-            ending = coordinator.ending  # a script may fail after training, too
+            ending = await service.ending()  # a script may fail after training, too
             if ending.ok and self._cut_short:
                 return replace(ending, why=f"{ending.why}; {self._cut_short}")
             return ending
         finally:
             await launcher.close()
-            await self._host.close()
+            await self._service.close()
 
     async def _await_processes(self) -> None:
         """Wait for the workers' processes after the run's end.
@@ -222,7 +229,7 @@ class Run:
         A script that has trained to the end may do whatever comes after, for as long as it takes.
         A worker that has left before that is ended after a bound.
         """
-        launcher, coordinator = self._launcher, self._host.coordinator
+        launcher = self._launcher
         until_s = self._clock() + self._leave_s
         named: set[WorkerId] = set()
         while not await launcher.wait(min(AWAIT_S, self._leave_s)):
@@ -230,19 +237,20 @@ class Run:
                 named = launcher.running
                 log.info("waiting for the processes of %s to end", listed(sorted(named)))
             if self._clock() >= until_s:
-                left = launcher.running - coordinator.trained - coordinator.crew.evicted
+                state = self._service.state
+                left = launcher.running - state.finished - state.evicted
                 for worker in sorted(left):
                     told = "%s has left the run but is still running after %g s: terminating it"
                     log.warning(told, worker, self._leave_s)
-                    coordinator.crew.evict(worker)
+                    self._service.handle(EvictAsked(workers=(worker,)))
 
     async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> str:
         before = self._folder.address().rpartition(":")[2]
         if not port and before.isdecimal():  # where workers that outlived a coordinator look
             with suppress(OSError):
-                return await self._host.open(host, int(before), tls)
+                return await self._service.open(host, int(before), tls)
         try:
-            return await self._host.open(host, port, tls)
+            return await self._service.open(host, port, tls)
         except OSError as e:
             raise ConfigError("--host, --port", f"cannot listen at {host}:{port}: {e}") from None
 
@@ -256,38 +264,39 @@ class Run:
             tls_ca=self._folder.tls_ca(),
             num_workers=self._num,
         )
-        coordinator = self._host.coordinator
+        service = self._service
         launcher = LocalLauncher(
             [sys.executable, *self._command],
             env=env,
             logs=self._folder.logs,
-            name=coordinator.new_name,
-            on_dying=lambda *dying: self._host.call(coordinator.dying, *dying),
-            on_end=lambda *end: self._host.call(coordinator.ended, *end),
+            name=service.processes.name,
+            on_dying=lambda worker, number: service.handle(Dying(worker=worker, signal=number)),
+            on_end=lambda worker, code, output: service.handle(
+                Exited(worker=worker, code=code, output=output)
+            ),
             out=sys.stdout,
         )
-        coordinator.crew.launcher = launcher
+        service.processes.launcher = launcher
         return launcher
 
     def on_signal(self, number: int) -> None:
         """First request: stop gracefully; second: kill. After the run: terminate the scripts."""
         if not self._requests.count_signal():
             return
-        name, coordinator = signal.Signals(number).name, self._host.coordinator
-        ending, running = coordinator.ending, sorted(coordinator.crew.running)
+        name, service = signal.Signals(number).name, self._service
+        ending, running = service.state.ending, sorted(service.state.running)
         if ending is None and self._requests.num == 1:
             log.info("%s: ending at the step's end, with a checkpoint; again to kill", name)
-            self._host.call(coordinator.stop, name)
+            service.handle(StopAsked(why=name))
         elif ending is not None and ending.ok and not self._cut_short:
             log.info("%s: the run is over; scripts that still run are ended; again to kill", name)
             if running:
                 self._cut_short = f"{name} ended scripts that still ran: {listed(running)}"
-            for worker in running:
-                coordinator.crew.evict(worker)
+            service.handle(EvictAsked(workers=tuple(running)))
         else:
             log.info("%s: killed", name)
             why = f"killed by {name} before it could end in order"
-            self._host.call(coordinator.fail, why)
+            service.handle(KillAsked(why=why))
             self._killed = True
             for worker in running:
                 self._launcher.kill(worker)
@@ -323,7 +332,7 @@ def _sizes(told: str | None, began: str) -> tuple[int, int, int]:
         )
     if most and num > most:
         raise ConfigError("--workers", f"at most {most}, as the run began: got {num}")
-    return num, least if most else 1, most or MOST_WORKERS
+    return num, least if most else 1, most or MAX_WORKERS
 
 
 def _numbers(text: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A run's folder: its token, its journal, where its coordinator listens, what its workers said."""
+"""A run folder: token, journal, membership record, address, logs and checkpoints of one run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from typing import Self
 import msgspec
 import psutil
 
-from evenstep.coordinate.member import Store
+from evenstep.coordinate.terms import Store
 from evenstep.errors import ConfigError
 from evenstep.types import WorkerId
 
 JOURNAL = "journal.jsonl"
-"""In a run's folder: the record of the run."""
+"""In a run folder: what the brain decided."""
+
+MEMBERSHIP = "membership.jsonl"
+"""In a run folder: what happened to membership."""
 
 TLS_CA = "tls.pem"
-"""In a run's folder: the certificate by which its coordinator is known, if it speaks TLS."""
+"""In a run folder: the coordinator's certificate, if it speaks TLS."""
 
 log = logging.getLogger("evenstep")
 
@@ -94,9 +97,9 @@ class RunFolder:
     def discard(self) -> None:
         """Remove the folder of a run that never began, so that its name can be used again.
 
-        Removes what `make` and `write_tls_ca` wrote, and the folder if nothing else is in it.
+        Removes what a coordinator wrote before it listened, and the folder if it is empty then.
         """
-        for name in (TLS_CA, "token"):
+        for name in (TLS_CA, MEMBERSHIP, "token"):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.logs, self.path / "checkpoints", self.path):
             with suppress(OSError):  # it holds something that is not ours
@@ -105,8 +108,12 @@ class RunFolder:
 
     @property
     def journal(self) -> Path:
-        """The record."""
         return self.path / JOURNAL
+
+    @property
+    def membership(self) -> Path:
+        """The membership record."""
+        return self.path / MEMBERSHIP
 
     @property
     def logs(self) -> Path:
@@ -165,7 +172,7 @@ class RunFolder:
         return str(self.path / TLS_CA) if (self.path / TLS_CA).exists() else ""
 
     def stores(self) -> dict[WorkerId, Store]:
-        """The workers' stores, as last kept."""
+        """The workers' stores, as last saved."""
         try:
             return _stores.decode((self.path / "stores.json").read_bytes())
         except FileNotFoundError:
@@ -173,8 +180,8 @@ class RunFolder:
         except (OSError, msgspec.DecodeError) as e:
             raise ConfigError(str(self.path / "stores.json"), f"cannot be read: {e}") from None
 
-    def keep_stores(self, stores: Mapping[WorkerId, Store]) -> None:
-        """Keep what the journal does not: where a generation meets that a worker leads."""
+    def save_stores(self, stores: Mapping[WorkerId, Store]) -> None:
+        """Save what the journal does not have, for a coordinator that takes over."""
         self._replace("stores.json", msgspec.json.encode(stores))
 
     def _replace(self, name: str, data: bytes) -> None:
