@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from evenstep.cli.main import main
 from evenstep.coordinate import roster as machine
 from evenstep.coordinate.events import Crashed, Exited, Heard, Opened, Tick, TookOver
-from evenstep.coordinate.record import read_record
+from evenstep.coordinate.record import MembershipRecorder, read_record
 from evenstep.coordinate.terms import Terms
 from evenstep.errors import JournalError
 from evenstep.messages import Alive, Generation, Goodbye, Stepped, Stuck
@@ -264,11 +264,11 @@ def test_a_full_disk_ends_the_record_and_not_the_run(
     a, b, _ = training(world, 3)
     before = replayed(world.folder)
 
-    def full(*_: object) -> int:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("evenstep.coordinate.record.os.write", full)
+        patched.setattr(MembershipRecorder, "_append", full)
         world.die(b)
     world.settle(8)
     assert roster(world) == (a.id, "w2")

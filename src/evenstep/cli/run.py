@@ -210,7 +210,7 @@ class Run:
                 service.handle(Adopted(worker=worker))
             service.handle(StartAsked(num_workers=self._num, explicit=self._asked))
             ending = await service.ending()
-            for worker in service.state.running - service.state.rostered:
+            for worker in service.state.running_processes - service.state.rostered:
                 launcher.stop(worker)
             if ending.ok:
                 await self._await_processes()
@@ -284,7 +284,7 @@ class Run:
         if not self._requests.count_signal():
             return
         name, service = signal.Signals(number).name, self._service
-        ending, running = service.state.ending, sorted(service.state.running)
+        ending, running = service.state.ending, sorted(service.state.running_processes)
         if ending is None and self._requests.num == 1:
             log.info("%s: ending at the step's end, with a checkpoint; again to kill", name)
             service.handle(StopAsked(why=name))

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from evenstep.config import Settings
+from evenstep.coordinate import state as st
 from evenstep.coordinate.events import AnyEffect, HangUp, Log, Send, StopProcess
-from evenstep.coordinate.state import (
-    Changing,
-    Closing,
-    Contact,
-    Ended,
-    Finishing,
-    Phase,
-    ProcessInfo,
-    Progress,
-    Returning,
-    RunMember,
-    RunState,
-    Stopping,
-    Timing,
-    Training,
-    WorkerState,
-)
-from evenstep.coordinate.terms import MAX_WORKERS, Ending, Store, Terms
+from evenstep.coordinate.state import WorkerState
+from evenstep.coordinate.terms import MAX_WORKERS, Store, Terms
 from evenstep.decide.cluster import Cluster
 from evenstep.decide.learning import most_workers
 from evenstep.messages import Generation, ToClient
@@ -42,19 +27,19 @@ class Decides(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Draft:
-    """The fields of RunState, to be changed; Draft.freeze makes the next RunState of them."""
+class Draft(st.RunView):
+    """The fields of st.RunState, to be changed; Draft.freeze makes the next st.RunState of them."""
 
     now_s: float
     brain: Decides
     effects: list[AnyEffect] = field(default_factory=list)
     terms: Terms
     next_name: int
-    phase: Phase
-    closing: Closing | None
-    members: dict[WorkerId, RunMember]
+    phase: st.Phase
+    closing: st.Closing | None
+    members: dict[WorkerId, st.RunMember]
     stores: dict[WorkerId, Store]
-    processes: dict[WorkerId, ProcessInfo]
+    processes: dict[WorkerId, st.ProcessInfo]
     restarts_left: int
     has_launched: bool
     rostered: set[WorkerId]
@@ -63,29 +48,29 @@ class Draft:
     first_ready_s: float | None
     last_loss: str
     cluster: Cluster | None
-    contacts: dict[WorkerId, Contact]
-    timing: Timing
-    progress: Progress
+    contacts: dict[WorkerId, st.Contact]
+    timing: st.Timing
+    progress: st.Progress
 
     @classmethod
-    def of(cls, state: RunState, now_s: float, brain: Decides) -> Self:
+    def of(cls, state: st.RunState, now_s: float, brain: Decides) -> Self:
         """A copy of the state; values inside its collections are shared, since they are frozen."""
         values = {name: getattr(state, name) for name in _FIELDS}
         values |= {name: dict(values[name]) for name in _DICTS}
         values |= {name: set(values[name]) for name in _SETS}
         return cls(now_s=now_s, brain=brain, **values)
 
-    def freeze(self) -> RunState:
+    def freeze(self) -> st.RunState:
         """The next state."""
-        return RunState(**{name: getattr(self, name) for name in _FIELDS})
+        return st.RunState(**{name: getattr(self, name) for name in _FIELDS})
 
     # Changes and effects.
 
-    def put(self, member: RunMember) -> None:
+    def put(self, member: st.RunMember) -> None:
         """Replace what is known of a worker."""
         self.members[member.id] = member
 
-    def remove(self, worker: WorkerId) -> RunMember | None:
+    def remove(self, worker: WorkerId) -> st.RunMember | None:
         """Forget a connected worker."""
         self.contacts.pop(worker, None)
         return self.members.pop(worker, None)
@@ -94,7 +79,7 @@ class Draft:
         """A worker no longer waits for the others."""
         self.contacts[worker] = self.contacts[worker].freed()
 
-    def process(self, worker: WorkerId) -> ProcessInfo:
+    def process(self, worker: WorkerId) -> st.ProcessInfo:
         """What is known of a worker's process."""
         return self.processes.get(worker, _UNKNOWN)
 
@@ -136,52 +121,33 @@ class Draft:
     # The phase, and how the run closes.
 
     @property
-    def running(self) -> Generation | None:
-        """The generation that trains."""
-        match self.phase:
-            case Training(generation):
-                return generation
-            case Changing(running=running):
-                return running
-        return None
-
-    @property
     def coming(self) -> Generation | None:
         """The generation that is announced and has not begun."""
-        return self.phase.coming if isinstance(self.phase, Changing) else None
-
-    @property
-    def away(self) -> frozenset[WorkerId]:
-        """After a takeover: workers that are not back yet."""
-        return self.phase.away if isinstance(self.phase, Returning) else frozenset()
-
-    @property
-    def ending(self) -> Ending | None:
-        return self.closing.ending if isinstance(self.closing, Ended) else None
+        return self.phase.coming if isinstance(self.phase, st.Changing) else None
 
     @property
     def stopping(self) -> str:
         """Why the run is being stopped; empty if it is not."""
-        return self.closing.why if isinstance(self.closing, Stopping) else ""
+        return self.closing.why if isinstance(self.closing, st.Stopping) else ""
 
     @property
     def parting(self) -> bool:
         """Whether the end of the run is announced."""
-        return isinstance(self.closing, Stopping) and self.closing.announced
+        return isinstance(self.closing, st.Stopping) and self.closing.announced
 
     @property
     def finishing(self) -> bool:
         """Whether a worker has trained to the end, and no change has left it out since."""
         closing = self.closing
-        return isinstance(closing, Finishing) or (
-            isinstance(closing, Stopping) and closing.finishing
+        return isinstance(closing, st.Finishing) or (
+            isinstance(closing, st.Stopping) and closing.finishing
         )
 
     def set_finishing(self, finishing: bool) -> None:
-        if isinstance(self.closing, Stopping):
+        if isinstance(self.closing, st.Stopping):
             self.closing = replace(self.closing, finishing=finishing)
         else:
-            self.closing = Finishing() if finishing else None
+            self.closing = st.Finishing() if finishing else None
 
     # Questions.
 
@@ -201,19 +167,14 @@ class Draft:
         most = most_workers(self.cluster.settings.batch) if self.cluster else MAX_WORKERS
         return min(self.terms.max_workers, most)
 
-    @property
-    def running_processes(self) -> set[WorkerId]:
-        """Launched workers whose processes have not ended."""
-        return {worker for worker, info in self.processes.items() if info.running}
-
     def is_in(self, worker: WorkerId, state: WorkerState) -> bool:
         member = self.members.get(worker)
         return member is not None and member.state is state
 
-    def in_states(self, *states: WorkerState) -> list[RunMember]:
+    def in_states(self, *states: WorkerState) -> list[st.RunMember]:
         return [m for m in self.members.values() if m.state in states]
 
-    def training(self) -> list[RunMember]:
+    def training(self) -> list[st.RunMember]:
         """Workers of the newest roster that have not finished."""
         return [m for m in self.members.values() if m.trains]
 
@@ -228,12 +189,15 @@ class Draft:
     def saver(self, roster: Sequence[WorkerId]) -> WorkerId:
         """The worker that writes checkpoints: first in rank, connected, and sees the run folder."""
         connected = self.in_states(
-            WorkerState.READY, WorkerState.SPARE, WorkerState.TRAINING, WorkerState.LEAVING
+            WorkerState.READY,
+            WorkerState.SPARE,
+            WorkerState.TRAINING,
+            WorkerState.LEAVING,
         )
         able = {m.id for m in connected if m.id in self.stores and self.stores[m.id].sees_folder}
         return next((w for w in roster if w in able), "")
 
-    def joiners(self) -> list[RunMember]:
+    def joiners(self) -> list[st.RunMember]:
         """Workers of the newest roster that have not begun, while others have."""
         training = self.training()
         return [m for m in training if not m.begun] if any(m.begun for m in training) else []
@@ -268,7 +232,7 @@ class Draft:
         return starting and self.now_s - self.first_ready_s < self.terms.gather_s
 
 
-_UNKNOWN = ProcessInfo()
-_FIELDS = tuple(f.name for f in fields(RunState))
+_UNKNOWN = st.ProcessInfo()
+_FIELDS = st.RunState.__struct_fields__
 _DICTS = ("members", "stores", "processes", "facts", "contacts")
 _SETS = ("rostered", "finished")

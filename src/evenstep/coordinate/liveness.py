@@ -36,7 +36,7 @@ def read_clock(d: Draft) -> None:
         d.contacts = {w: c.forgiven(d.now_s, lag_s) for w, c in d.contacts.items()}
         if isinstance(d.closing, Stopping):
             d.closing = replace(d.closing, since_s=d.closing.since_s + lag_s)
-    d.timing = replace(d.timing, clock_read_s=d.now_s)
+    d.timing = altered(d.timing, clock_read_s=d.now_s)
 
 
 def heard(contact: Contact, now_s: float) -> Contact:
@@ -77,7 +77,7 @@ def stuck(d: Draft, worker: WorkerId, message: Stuck) -> None:
 def stepped(d: Draft, seconds: float, workers: list[WorkerId]) -> None:
     """A step was taken: the workers in it do not wait any more."""
     recent = (*d.timing.recent_steps_s, seconds)[-RECENT_STEPS:]
-    d.timing = replace(d.timing, recent_steps_s=recent, num_meetings=0)
+    d.timing = altered(d.timing, recent_steps_s=recent, num_meetings=0)
     for worker in workers:
         if contact := d.contacts.get(worker):
             contact = contact.freed()
@@ -173,7 +173,7 @@ def _resolve(d: Draft, generation: Generation) -> None:
     num_meetings = d.timing.num_meetings + 1
     if not apart and num_meetings > MAX_MEETINGS:
         num_meetings, apart = 0, [generation.roster[-1]]
-    d.timing = replace(d.timing, num_meetings=num_meetings)
+    d.timing = altered(d.timing, num_meetings=num_meetings)
     if apart:
         evict(d, dict.fromkeys(apart, "the others and it cannot meet"))
     else:

@@ -10,67 +10,31 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from msgspec.structs import replace as altered
+
+from evenstep import messages as msg
+from evenstep.coordinate import events as ev
 from evenstep.coordinate import exits, joining, liveness, operators, takeover
 from evenstep.coordinate.announce import dismiss, let_go
 from evenstep.coordinate.draft import Decides, Draft
-from evenstep.coordinate.events import (
-    Adopted,
-    AnyEffect,
-    AnyInput,
-    Connected,
-    Crashed,
-    Disconnected,
-    Dying,
-    EndRun,
-    EvictAsked,
-    Exited,
-    Heard,
-    KillAsked,
-    NotStarted,
-    Opened,
-    Reply,
-    ScaleAsked,
-    Send,
-    StartAsked,
-    StopAsked,
-    Tick,
-    TookOver,
-    WorkerDrainAsked,
-)
 from evenstep.coordinate.roster import advance, begin, change, disconnect, obey
 from evenstep.coordinate.shutdown import end, settle
 from evenstep.coordinate.state import Ended, RunMember, RunState, WorkerState
 from evenstep.coordinate.status import own_steps
 from evenstep.coordinate.terms import Ending
 from evenstep.errors import PlanError
-from evenstep.messages import (
-    Alive,
-    Answer,
-    Ask,
-    Began,
-    Done,
-    Failed,
-    FromClient,
-    Generation,
-    Hello,
-    Lease,
-    Leaving,
-    Ready,
-    Stepped,
-    Stuck,
-)
 from evenstep.types import DrainAsked, StepDone, WorkerId
 
-LEASE = Lease()
+LEASE = msg.Lease()
 
 
 def membership(
-    state: RunState, event: AnyInput, now_s: float, brain: Decides
-) -> tuple[RunState, tuple[AnyEffect, ...]]:
+    state: RunState, event: ev.AnyInput, now_s: float, brain: Decides
+) -> tuple[RunState, tuple[ev.AnyEffect, ...]]:
     """One input in, the next state and the orders out."""
-    if isinstance(event, Heard) and isinstance(event.message, Alive):
+    if isinstance(event, ev.Heard) and isinstance(event.message, msg.Alive):
         return _alive(state, event.worker, event.message, now_s, brain)
-    if isinstance(event, Opened):
+    if isinstance(event, ev.Opened):
         terms = event.terms
         opened = RunState(terms=terms, next_name=event.next_name, restarts_left=terms.restarts)
         return opened, ()
@@ -83,64 +47,64 @@ def membership(
 
 
 def _alive(
-    state: RunState, worker: WorkerId, alive: Alive, now_s: float, brain: Decides
-) -> tuple[RunState, tuple[AnyEffect, ...]]:
+    state: RunState, worker: WorkerId, alive: msg.Alive, now_s: float, brain: Decides
+) -> tuple[RunState, tuple[ev.AnyEffect, ...]]:
     """A heartbeat: a thousand of them a second must be cheap, so no draft is made."""
     read_s = state.timing.clock_read_s
     if read_s is None or now_s - read_s > liveness.OWN_LAG_S:
         d = Draft.of(state, now_s, brain)
         liveness.read_clock(d)
         state = d.freeze()
-    timing = replace(state.timing, clock_read_s=now_s)
+    timing = altered(state.timing, clock_read_s=now_s)
     if worker not in state.members:
-        return replace(state, timing=timing), ()
+        return altered(state, timing=timing), ()
     contact = liveness.heartbeat(state.contacts[worker], alive, now_s)
-    state = replace(state, timing=timing, contacts={**state.contacts, worker: contact})
-    return state, (Send(workers=(worker,), message=LEASE),)
+    state = altered(state, timing=timing, contacts={**state.contacts, worker: contact})
+    return state, (ev.Send(workers=(worker,), message=LEASE),)
 
 
-def _handle(d: Draft, event: AnyInput) -> None:
+def _handle(d: Draft, event: ev.AnyInput) -> None:
     match event:
-        case Heard(worker=worker, message=message):
+        case ev.Heard(worker=worker, message=message):
             _heard(d, worker, message)
-        case Tick():
+        case ev.Tick():
             _tick(d)
-        case Connected():
+        case ev.Connected():
             joining.connected(d, event)
-        case Disconnected(worker=worker):
+        case ev.Disconnected(worker=worker):
             _disconnected(d, worker)
-        case Dying():
+        case ev.Dying():
             exits.dying(d, event)
-        case Exited():
+        case ev.Exited():
             exits.exited(d, event)
-        case NotStarted():
+        case ev.NotStarted():
             exits.not_started(d, event)
-        case StartAsked():
+        case ev.StartAsked():
             operators.start(d, event)
-        case ScaleAsked() | WorkerDrainAsked():
+        case ev.ScaleAsked() | ev.WorkerDrainAsked():
             operators.ask(d, event)
-        case StopAsked(why=why):
+        case ev.StopAsked(why=why):
             takeover.stop(d, why)
-            d.effects.append(Reply(message=Answer()))
-        case KillAsked(why=why):
+            d.effects.append(ev.Reply(message=msg.Answer()))
+        case ev.KillAsked(why=why):
             end(d, Ending(ok=False, why=why))
-        case EvictAsked(workers=workers):
+        case ev.EvictAsked(workers=workers):
             for worker in workers:
                 d.evict_process(worker)
-        case TookOver():
+        case ev.TookOver():
             takeover.take_over(d, event)
-        case Adopted(worker=worker):
+        case ev.Adopted(worker=worker):
             takeover.adopt(d, worker)
-        case Crashed(why=why, traceback=traceback):
+        case ev.Crashed(why=why, traceback=traceback):
             d.closing = Ended(ending=Ending(ok=False, why=why, told=traceback))
-            d.effects.append(EndRun(ending=d.closing.ending))
-        case Opened():
+            d.effects.append(ev.EndRun(ending=d.closing.ending))
+        case ev.Opened():
             raise AssertionError("is handled before")
         case _:
             assert_never(event)
 
 
-def _heard(d: Draft, worker: WorkerId, message: FromClient) -> None:
+def _heard(d: Draft, worker: WorkerId, message: msg.FromClient) -> None:
     liveness.read_clock(d)
     member = d.members.get(worker)
     if member is None:
@@ -174,29 +138,29 @@ def _tick(d: Draft) -> None:
     settle(d)
 
 
-def _listen(d: Draft, member: RunMember, message: FromClient) -> None:
+def _listen(d: Draft, member: RunMember, message: msg.FromClient) -> None:
     match message:
-        case Ready():
+        case msg.Ready():
             joining.ready(d, member, message)
-        case Began(generation=number, step=step):
+        case msg.Began(generation=number, step=step):
             if _leads(member, d.coming, number):
                 d.log(f"generation {number} began at step {step}")
                 begin(d)
-        case Stepped():
+        case msg.Stepped():
             _stepped(d, member, message)
-        case Stuck():
+        case msg.Stuck():
             liveness.stuck(d, member.id, message)
-        case Leaving(why=why):
+        case msg.Leaving(why=why):
             let_go(d, member, why)
             if member.state is WorkerState.TRAINING:  # the brain must not count on it any more
                 change(d, DrainAsked(worker=member.id), planned=True)
             advance(d)
-        case Done(step=step):
+        case msg.Done(step=step):
             _done(d, member, step)
-        case Failed(told=told):
+        case msg.Failed(told=told):
             why = f"the script failed on {member.id}"
             end(d, Ending(ok=False, why=why, told=told, worker=member.id))
-        case Alive() | Hello() | Ask():
+        case msg.Alive() | msg.Hello() | msg.Ask():
             pass  # handled before, or out of place
         case _:
             assert_never(message)
@@ -214,7 +178,7 @@ def _done(d: Draft, member: RunMember, step: int) -> None:
     d.progress = replace(d.progress, step=max(d.progress.step, step))
 
 
-def _stepped(d: Draft, member: RunMember, message: Stepped) -> None:
+def _stepped(d: Draft, member: RunMember, message: msg.Stepped) -> None:
     done = StepDone(
         step=message.step,
         generation=message.generation,
@@ -240,7 +204,7 @@ def _stepped(d: Draft, member: RunMember, message: Stepped) -> None:
     obey(d, d.decide(done), planned=True)
 
 
-def _leads(member: RunMember, generation: Generation | None, number: int) -> bool:
+def _leads(member: RunMember, generation: msg.Generation | None, number: int) -> bool:
     if generation is None or generation.number != number:
         return False
     return generation.roster[:1] == (member.id,)

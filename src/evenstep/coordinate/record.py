@@ -7,11 +7,12 @@ unseen, once for each worker however many heartbeats there were.
 
 from __future__ import annotations
 
+import errno
 import logging
-import os
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -26,7 +27,7 @@ from evenstep.wire import MAX_BYTES, Codec
 log = logging.getLogger("evenstep")
 
 FORMAT = 1
-_MAJOR = tuple(f.name for f in fields(RunState) if f.name not in MINOR)
+_major = attrgetter(*(name for name in RunState.__struct_fields__ if name not in MINOR))
 
 
 class RecordHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,12 +59,13 @@ class MembershipRecorder:
     """Appends to the record of a run. If that fails, the run goes on without it."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._file = path, -1
+        self._path = path
+        self._file: BinaryIO | None = None
         self._known: dict[WorkerId, Contact] = {}  # contacts that a replay has right by now
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            os.ftruncate(self._file, _end_of_last_line(self._file))
-            if os.fstat(self._file).st_size == 0:
+            self._file = path.open("ab", buffering=0)
+            self._file.truncate(path.read_bytes().rfind(b"\n") + 1)  # a torn last line
+            if path.stat().st_size == 0:
                 self._append(_headers.encode(RecordHeader()))
         except OSError as e:
             self._give_up(e)
@@ -84,7 +86,8 @@ class MembershipRecorder:
         effects = recorded(effects)
         reported = isinstance(event, Heard) and isinstance(event.message, Stepped)
         quiet = not effects and (reported or not decided)
-        if self._file < 0 or (after is not None and quiet and _is_minor(before, after)):
+        # Without effects and changes, nothing later can depend on this input.
+        if self._file is None or (after and quiet and _major(before) == _major(after)):
             return
         reads = isinstance(event, Tick) or (
             isinstance(event, Heard) and isinstance(event.message, Stuck)
@@ -108,15 +111,14 @@ class MembershipRecorder:
             self._give_up(e)
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
     def _append(self, line: bytes) -> None:
-        size = os.fstat(self._file).st_size
-        if os.write(self._file, line) < len(line):
-            os.ftruncate(self._file, size)
-            raise OSError(None, "the disk is full")
+        assert self._file is not None
+        if self._file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, "the disk is full")
 
     def _give_up(self, error: Exception) -> None:
         problem = error.strerror if isinstance(error, OSError) else str(error)
@@ -159,21 +161,3 @@ def story(records: Iterable[MembershipRecord], worker: WorkerId) -> Iterator[Mem
 def _concerns(thing: AnyInput | AnyEffect, worker: WorkerId) -> bool:
     about = thing.message if isinstance(thing, Reply) else thing
     return worker in (getattr(about, "worker", ""), *getattr(about, "workers", ()))
-
-
-def _is_minor(before: RunState, after: RunState) -> bool:
-    """Whether nothing changed that the outcome of a later input can depend on."""
-    pairs = ((getattr(before, name), getattr(after, name)) for name in _MAJOR)
-    return all(a is b or a == b for a, b in pairs)
-
-
-def _end_of_last_line(file: int) -> int:
-    """How many bytes of the file are whole lines."""
-    end = os.fstat(file).st_size
-    while end > 0:
-        start = max(0, end - 2**16)
-        newline = os.pread(file, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0

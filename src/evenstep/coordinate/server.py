@@ -103,7 +103,7 @@ class Server:
         line = to_client.encode(message)
         for worker in workers:
             if (writer := self._workers.get(worker)) is not None:
-                self._write(writer, line)
+                self._write_line(writer, line)
 
     def hang_up(self, worker: WorkerId) -> None:
         """Close a worker's connection once it has read what was sent."""
@@ -118,14 +118,11 @@ class Server:
         lines = _Lines(reader)
         try:
             first = await self._prove(lines, writer)
-            if isinstance(first, Ask):
-                self._answer(writer, first)
-            else:
-                worker = self._admit(writer, first)
+            if (worker := self._answer(writer, first)) is not None:
                 await self._hear(worker, lines, writer)
         except _RefusedError as e:
             self.refused[e.reason] += 1
-            self._write(writer, to_client.encode(Refused(why=e.told, proof=e.proof)))
+            self._write(writer, Refused(why=e.told, proof=e.proof))
         except (OSError, EOFError):
             pass  # the client hung up
         except Exception:
@@ -143,7 +140,7 @@ class Server:
             self.refused["too many at once"] += 1
             oldest.transport.abort()
         nonce = secrets.token_hex(16)
-        self._write(writer, to_client.encode(Greeting(nonce=nonce)))
+        self._write(writer, Greeting(nonce=nonce))
         try:
             async with asyncio.timeout(PROOF_S):
                 line = await lines.next(GREETING_BYTES)
@@ -165,36 +162,27 @@ class Server:
         self._strangers.pop(writer, None)
         return first
 
-    def _proved(self, first: Hello | Ask, answer: Welcome | Answer) -> bytes:
-        """The answer to a client that has proved itself, with the coordinator's own proof."""
-        return to_client.encode(replace(answer, proof=self._proof_to(first)))
-
-    def _proof_to(self, first: Hello | Ask) -> str:
-        """Only for clients that have proved themselves: others could relay it."""
-        return proof(self._token, first.nonce, COORDINATOR)
-
-    def _answer(self, writer: asyncio.StreamWriter, ask: Ask) -> None:
-        def reply(answer: Welcome | Refused | Answer) -> None:
-            assert isinstance(answer, Answer)
-            self._write(writer, self._proved(ask, answer))
-
-        self._listener.ask(ask, reply)
-
-    def _admit(self, writer: asyncio.StreamWriter, hello: Hello) -> WorkerId:
+    def _answer(self, writer: asyncio.StreamWriter, first: Hello | Ask) -> WorkerId | None:
+        """Answer the first message, with the coordinator's own proof; the worker, if welcome."""
+        # Only to a client that has proved itself: others could relay it.
+        proved = proof(self._token, first.nonce, COORDINATOR)
         answers: list[Welcome | Refused | Answer] = []
 
         def reply(answer: Welcome | Refused | Answer) -> None:
             answers.append(answer)
             if isinstance(answer, Welcome):
                 self._workers[answer.worker] = writer
-                self._write(writer, self._proved(hello, answer))
+            if not isinstance(answer, Refused):
+                self._write(writer, replace(answer, proof=proved))
 
-        self._listener.connected(hello, reply)
+        if isinstance(first, Ask):
+            self._listener.ask(first, reply)
+        else:
+            self._listener.connected(first, reply)
         (answer,) = answers
         if isinstance(answer, Refused):
-            raise _RefusedError("not taken in", answer.why, self._proof_to(hello))
-        assert isinstance(answer, Welcome)
-        return answer.worker
+            raise _RefusedError("not taken in", answer.why, proved)
+        return answer.worker if isinstance(answer, Welcome) else None
 
     async def _hear(self, worker: WorkerId, lines: _Lines, writer: asyncio.StreamWriter) -> None:
         mistakes = 0
@@ -215,7 +203,10 @@ class Server:
                 del self._workers[worker]
                 self._listener.closed(worker)
 
-    def _write(self, writer: asyncio.StreamWriter, line: bytes) -> None:
+    def _write(self, writer: asyncio.StreamWriter, message: ToClient) -> None:
+        self._write_line(writer, to_client.encode(message))
+
+    def _write_line(self, writer: asyncio.StreamWriter, line: bytes) -> None:
         if writer.transport.get_write_buffer_size() + len(line) > UNREAD_BYTES:
             self.refused["does not read"] += 1
             writer.transport.abort()

@@ -10,31 +10,10 @@ import time
 from typing import Any, assert_never
 
 from evenstep.config import Settings
+from evenstep.coordinate import events as ev
 from evenstep.coordinate.addresses import EVERYWHERE, outward_address, spell
 from evenstep.coordinate.brain import Brain
 from evenstep.coordinate.coordinator import Coordinator, SendReply
-from evenstep.coordinate.events import (
-    AnyEffect,
-    AnyInput,
-    Connected,
-    Disconnected,
-    EndRun,
-    HangUp,
-    Heard,
-    Log,
-    NotStarted,
-    Opened,
-    Reply,
-    SaveStores,
-    ScaleAsked,
-    Send,
-    StartProcesses,
-    StopAsked,
-    StopProcess,
-    Tick,
-    TookOver,
-    WorkerDrainAsked,
-)
 from evenstep.coordinate.processes import Processes
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.run_folder import RunFolder
@@ -67,10 +46,10 @@ class Service:
         record = MembershipRecorder(folder.membership)
         self._coordinator = Coordinator(brain, self, lambda: self.now_s, record)
         numbers = [int(w[1:]) for w in folder.launched() if w[1:].isdecimal()]
-        self.handle(Opened(terms=terms, next_name=1 + max(numbers, default=-1)))
+        self.handle(ev.Opened(terms=terms, next_name=1 + max(numbers, default=-1)))
         if restored is not None:
             ended = sorted(folder.launched() - folder.outlived().keys())
-            took_over = TookOver(
+            took_over = ev.TookOver(
                 facts=restored.facts,
                 rostered=tuple(sorted(restored.rostered)),
                 previous_roster=restored.previous_roster,
@@ -115,7 +94,7 @@ class Service:
         self._coordinator.close()
         self.folder.close()
 
-    def handle(self, event: AnyInput, reply: SendReply | None = None) -> None:
+    def handle(self, event: ev.AnyInput, reply: SendReply | None = None) -> None:
         """Tell membership what happened, now."""
         self._coordinator.handle(event, reply)
 
@@ -125,7 +104,7 @@ class Service:
 
     async def _tick(self) -> None:
         while True:
-            self.handle(Tick())
+            self.handle(ev.Tick())
             await asyncio.sleep(TICK_S)
 
     def _open_journal(self, settings: Settings, about: dict[str, Any]) -> Journal | None:
@@ -134,7 +113,7 @@ class Service:
     # For the server.
 
     def connected(self, hello: Hello, reply: SendReply) -> None:
-        event = Connected(
+        event = ev.Connected(
             worker=hello.worker,
             generation=hello.generation,
             host=hello.host,
@@ -144,39 +123,39 @@ class Service:
         self.handle(event, reply)
 
     def heard(self, worker: WorkerId, message: FromClient) -> None:
-        self.handle(Heard(worker=worker, message=message))
+        self.handle(ev.Heard(worker=worker, message=message))
 
     def closed(self, worker: WorkerId) -> None:
-        self.handle(Disconnected(worker=worker))
+        self.handle(ev.Disconnected(worker=worker))
 
     def ask(self, ask: Ask, reply: SendReply) -> None:
         match ask.what:
             case "status":
                 reply(Answer(told=self.status()))
             case "scale":
-                self.handle(ScaleAsked(num_workers=ask.num_workers), reply)
+                self.handle(ev.ScaleAsked(num_workers=ask.num_workers), reply)
             case "drain":
-                self.handle(WorkerDrainAsked(worker=ask.worker), reply)
+                self.handle(ev.WorkerDrainAsked(worker=ask.worker), reply)
             case "stop":
-                self.handle(StopAsked(why="an operator asked for it"), reply)
+                self.handle(ev.StopAsked(why="an operator asked for it"), reply)
             case _:
                 problem = f"cannot do {ask.what!r}; known: status, scale, drain, stop"
                 reply(Answer(problem=problem))
 
     # For the coordinator.
 
-    def perform(self, effect: AnyEffect) -> NotStarted | None:
+    def perform(self, effect: ev.AnyEffect) -> ev.NotStarted | None:
         """Perform one effect."""
         match effect:
-            case Send(workers=workers, message=message):
+            case ev.Send(workers=workers, message=message):
                 self.server.send(message, *workers)
-            case HangUp(worker=worker):
+            case ev.HangUp(worker=worker):
                 self.server.hang_up(worker)
-            case StartProcesses():
+            case ev.StartProcesses():
                 return self.processes.start(effect)
-            case StopProcess(worker=worker):
+            case ev.StopProcess(worker=worker):
                 self.processes.stop(worker)
-            case SaveStores(stores=stores):
+            case ev.SaveStores(stores=stores):
                 try:
                     self.folder.save_stores(stores)
                 except OSError as e:
@@ -185,9 +164,9 @@ class Service:
                         "%s: cannot be written: %s; the run goes on, but nobody can take it over",
                         *(path, e.strerror),
                     )
-            case EndRun():
+            case ev.EndRun():
                 self._ended.set()
-            case Log() | Reply():
+            case ev.Log() | ev.Reply():
                 raise AssertionError("performed by the coordinator itself")
             case _:
                 assert_never(effect)

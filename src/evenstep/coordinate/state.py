@@ -174,8 +174,7 @@ class Ended:
 Closing = Finishing | Stopping | Ended
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the coordinator's own clock and the last steps say."""
 
     clock_read_s: float | None = None  # when an input last looked at the clock
@@ -192,28 +191,24 @@ class Progress:
     throughput: Throughput = field(default_factory=Throughput)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
-    """Everything the coordinator knows about who takes part in a run."""
+class RunView:
+    """What a state and a draft of the next one can be asked alike."""
 
-    terms: Terms = field(default_factory=Terms)
-    next_name: int = 0
-    phase: Phase = Starting()
-    closing: Closing | None = None
-    members: Mapping[WorkerId, RunMember] = field(default_factory=dict)
-    stores: Mapping[WorkerId, Store] = field(default_factory=dict)
-    processes: Mapping[WorkerId, ProcessInfo] = field(default_factory=dict)
-    restarts_left: int = 0
-    has_launched: bool = False
-    rostered: Set[WorkerId] = frozenset()  # ids that were ever in a roster
-    finished: Set[WorkerId] = frozenset()  # trained to the end; their scripts may still run
-    facts: Mapping[str, Any] = field(default_factory=dict)  # that all workers share
-    first_ready_s: float | None = None
-    last_loss: str = "none came"
-    cluster: Cluster | None = None  # as the brain last left it
-    contacts: Mapping[WorkerId, Contact] = field(default_factory=dict)
-    timing: Timing = Timing()
-    progress: Progress = Progress()
+    phase: Phase
+    closing: Closing | None
+    processes: Mapping[WorkerId, ProcessInfo]
+
+    @property
+    def running(self) -> Generation | None:
+        """The generation that trains."""
+        if isinstance(self.phase, Training):
+            return self.phase.generation
+        return self.phase.running if isinstance(self.phase, Changing) else None
+
+    @property
+    def away(self) -> frozenset[WorkerId]:
+        """After a takeover: workers that are not back yet."""
+        return self.phase.away if isinstance(self.phase, Returning) else frozenset()
 
     @property
     def ending(self) -> Ending | None:
@@ -221,24 +216,37 @@ class RunState:
         return self.closing.ending if isinstance(self.closing, Ended) else None
 
     @property
-    def running(self) -> set[WorkerId]:
+    def running_processes(self) -> set[WorkerId]:
         """Launched workers whose processes have not ended."""
         return {worker for worker, info in self.processes.items() if info.running}
 
-    @property
-    def evicted(self) -> set[WorkerId]:
-        """Workers whose processes were terminated, or asked to be."""
-        return {worker for worker, info in self.processes.items() if info.evicted}
+
+class RunState(RunView, msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the coordinator knows about who takes part in a run."""
+
+    terms: Terms = Terms()
+    next_name: int = 0
+    phase: Phase = Starting()
+    closing: Closing | None = None
+    members: Mapping[WorkerId, RunMember] = {}
+    stores: Mapping[WorkerId, Store] = {}
+    processes: Mapping[WorkerId, ProcessInfo] = {}
+    restarts_left: int = 0
+    has_launched: bool = False
+    rostered: Set[WorkerId] = frozenset()  # ids that were ever in a roster
+    finished: Set[WorkerId] = frozenset()  # trained to the end; their scripts may still run
+    facts: Mapping[str, Any] = {}  # that all workers share
+    first_ready_s: float | None = None
+    last_loss: str = "none came"
+    cluster: Cluster | None = None  # as the brain last left it
+    contacts: Mapping[WorkerId, Contact] = {}
+    timing: Timing = Timing()
+    progress: Progress = Progress()
 
     @property
-    def running_generation(self) -> Generation | None:
-        """The generation that trains."""
-        match self.phase:
-            case Training(generation):
-                return generation
-            case Changing(running=running):
-                return running
-        return None
+    def evicted(self) -> set[WorkerId]:
+        """Workers whose processes were to be terminated."""
+        return {worker for worker, info in self.processes.items() if info.evicted}
 
     @property
     def phase_name(self) -> str:
@@ -256,7 +264,7 @@ class RunState:
                 return "paused"
             case None, Starting():
                 return "starting"
-        return "training" if self.running_generation else "regrouping"
+        return "training" if self.running else "regrouping"
 
     @property
     def reason(self) -> str:
@@ -270,11 +278,11 @@ class RunState:
 
     def name_of(self, worker: WorkerId) -> str:
         """A worker's state, as operators read it."""
-        if isinstance(self.phase, Returning) and worker in self.phase.away:
+        if worker in self.away:
             return "away"
         member = self.members.get(worker)
         if member is None:
-            starting = worker in self.running and worker not in self.rostered
+            starting = worker in self.running_processes and worker not in self.rostered
             return "starting" if starting else "gone"
         return "stuck" if self.contacts[worker].stuck_s is not None else member.state.value
 

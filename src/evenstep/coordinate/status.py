@@ -49,11 +49,11 @@ def own_steps(done: StepDone, batch: int) -> Steps:
 
 def status(state: RunState, now_s: float) -> dict[str, Any]:
     """The run: its phase, its speed, and one row for each worker."""
-    cluster, running = state.cluster, state.running_generation
+    cluster, running = state.cluster, state.running
     roster = running.roster if running else cluster.roster if cluster else ()
     number = running.number if running else cluster.generation if cluster else 0
     rank = {worker: i for i, worker in enumerate(roster)}
-    ids = dict.fromkeys((*roster, *state.members, *sorted(state.running)))
+    ids = dict.fromkeys((*roster, *state.members, *sorted(state.running_processes)))
     return {
         "run": state.terms.run,
         "state": state.phase_name,
