@@ -10,6 +10,7 @@ from evenstep.types import Lost
 from tests.coordinate.situations import (
     Make,
     ask,
+    complain,
     ending,
     events,
     heard,
@@ -130,3 +131,19 @@ def test_a_stop_while_all_are_away_is_the_end(make: Make) -> None:
     world.stop_run("enough")
     assert ending(world).ok
     assert not heard(a, Goodbye)
+
+
+def test_one_that_needs_those_who_are_away_while_others_have_finished_goes_on(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    world.restart()
+    world.reconnect(a)
+    world.reconnect(b)
+    world.finish(a)
+    complain(world, b)
+    assert roster(world) == (b.id,)
+    world.settle(8)
+    assert status(world)["state"] == "training"
+    assert not world.reconnect(c)  # it was given up
+    world.finish(b)
+    assert ending(world).ok

@@ -17,17 +17,15 @@ from evenstep.coordinate.events import (
     Log,
     NotStarted,
     Reply,
+    SendReply,
 )
 from evenstep.coordinate.membership import membership
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.state import RunState
 from evenstep.errors import InvalidInputError
-from evenstep.messages import Answer, Refused, Welcome
 
 log = logging.getLogger("evenstep")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING}
-
-SendReply = Callable[[Welcome | Refused | Answer], None]
 
 
 class Performs(Protocol):

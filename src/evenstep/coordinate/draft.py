@@ -28,7 +28,7 @@ class Decides(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Draft(st.RunView):
-    """The fields of st.RunState, to be changed; Draft.freeze makes the next st.RunState of them."""
+    """The fields of a RunState, to be changed; `freeze` makes the next RunState of them."""
 
     now_s: float
     brain: Decides
@@ -189,10 +189,7 @@ class Draft(st.RunView):
     def saver(self, roster: Sequence[WorkerId]) -> WorkerId:
         """The worker that writes checkpoints: first in rank, connected, and sees the run folder."""
         connected = self.in_states(
-            WorkerState.READY,
-            WorkerState.SPARE,
-            WorkerState.TRAINING,
-            WorkerState.LEAVING,
+            WorkerState.READY, WorkerState.SPARE, WorkerState.TRAINING, WorkerState.LEAVING
         )
         able = {m.id for m in connected if m.id in self.stores and self.stores[m.id].sees_folder}
         return next((w for w in roster if w in able), "")

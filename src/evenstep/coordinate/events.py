@@ -5,6 +5,7 @@ Both are written to the membership record as they are, so a bug can be reported 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -170,6 +171,10 @@ class Reply(Effect, frozen=True, kw_only=True):
     """Answer the worker or the operator whose input this is."""
 
     message: Welcome | Refused | Answer
+
+
+SendReply = Callable[[Welcome | Refused | Answer], None]
+"""Sends such an answer."""
 
 
 class HangUp(Effect, frozen=True, kw_only=True):

@@ -81,7 +81,7 @@ def _take_in(d: Draft, ready: list[RunMember]) -> None:
         d.put(replace(member, state=WorkerState.TRAINING))
         d.rostered.add(member.id)
     d.stores = {w: store for w, store in d.stores.items() if w in d.members}
-    d.effects.append(SaveStores(stores=d.stores))
+    d.effects.append(SaveStores(stores=dict(d.stores)))
     workers = tuple(m.worker for m in ready if m.worker is not None)
     assert len(workers) == len(ready), "every ready worker has described itself"
     change(d, Joined(workers=workers), planned=True)

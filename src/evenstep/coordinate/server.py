@@ -17,7 +17,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from evenstep.coordinate.addresses import spell
-from evenstep.coordinate.coordinator import SendReply
+from evenstep.coordinate.events import SendReply
 from evenstep.errors import InvalidInputError
 from evenstep.messages import (
     COORDINATOR,

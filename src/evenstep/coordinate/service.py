@@ -13,7 +13,7 @@ from evenstep.config import Settings
 from evenstep.coordinate import events as ev
 from evenstep.coordinate.addresses import EVERYWHERE, outward_address, spell
 from evenstep.coordinate.brain import Brain
-from evenstep.coordinate.coordinator import Coordinator, SendReply
+from evenstep.coordinate.coordinator import Coordinator
 from evenstep.coordinate.processes import Processes
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.run_folder import RunFolder
@@ -94,7 +94,7 @@ class Service:
         self._coordinator.close()
         self.folder.close()
 
-    def handle(self, event: ev.AnyInput, reply: SendReply | None = None) -> None:
+    def handle(self, event: ev.AnyInput, reply: ev.SendReply | None = None) -> None:
         """Tell membership what happened, now."""
         self._coordinator.handle(event, reply)
 
@@ -112,7 +112,7 @@ class Service:
 
     # For the server.
 
-    def connected(self, hello: Hello, reply: SendReply) -> None:
+    def connected(self, hello: Hello, reply: ev.SendReply) -> None:
         event = ev.Connected(
             worker=hello.worker,
             generation=hello.generation,
@@ -128,7 +128,7 @@ class Service:
     def closed(self, worker: WorkerId) -> None:
         self.handle(ev.Disconnected(worker=worker))
 
-    def ask(self, ask: Ask, reply: SendReply) -> None:
+    def ask(self, ask: Ask, reply: ev.SendReply) -> None:
         match ask.what:
             case "status":
                 reply(Answer(told=self.status()))
