@@ -168,7 +168,7 @@ def test_a_joiner_that_came_before_the_batch_was_known_is_refused_if_it_is_too_m
     for worker in (a, joiner, b):
         world.ready(worker, batch=2)
     assert [told.why for told in heard(joiner, Refused)] == [
-        "the run has room for 2 workers, and they are there"
+        "the run is full: it has room for 2 workers"
     ]
     assert roster(world) == ("w0", "w1")
 

@@ -65,7 +65,7 @@ def test_workers_that_never_meet_go_on_without_one(make: Make) -> None:
             worker.generation = world.announced[-1].number
         complain(world, a, b, c)
     assert roster(world) == (a.id, b.id)
-    assert "cannot meet" in heard(c, Goodbye)[0].why
+    assert "cannot form a generation" in heard(c, Goodbye)[0].why
 
 
 def test_nobody_is_evicted_because_the_coordinator_itself_stood_still(make: Make) -> None:
@@ -96,7 +96,7 @@ def test_a_newcomer_that_cannot_meet_the_others_is_evicted(make: Make) -> None:
     assert roster(world) == (a.id, b.id)
     assert status(world)["state"] == "training"
     assert put_off(c.id, events(world)) == 2
-    assert heard(c, Goodbye)[0].why == "the others and it cannot meet"
+    assert heard(c, Goodbye)[0].why == "it cannot form a generation with the others"
     assert not c.connected
 
 

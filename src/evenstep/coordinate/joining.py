@@ -150,4 +150,4 @@ def _too_many(d: Draft, member: RunMember) -> str:
 
 
 def _full(d: Draft) -> str:
-    return f"the run has room for {d.capacity} workers, and they are there"
+    return f"the run is full: it has room for {d.capacity} workers"

@@ -175,7 +175,7 @@ def _resolve(d: Draft, generation: Generation) -> None:
         num_meetings, apart = 0, [generation.roster[-1]]
     d.timing = altered(d.timing, num_meetings=num_meetings)
     if apart:
-        evict(d, dict.fromkeys(apart, "the others and it cannot meet"))
+        evict(d, dict.fromkeys(apart, "it cannot form a generation with the others"))
     else:
         meet_again(d, "all wait for each other")
 

@@ -1,4 +1,4 @@
-"""A recorded run's membership, handled again: the same inputs and brain, the same effects?"""
+"""Recorded membership, handled again with the journal as its brain: are the effects the same?"""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from evenstep.coordinate.record import MembershipRecord, recorded
 from evenstep.coordinate.state import RunState
 from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
-from evenstep.errors import EvenstepError
 from evenstep.journal import Record
 from evenstep.types import AnyAction, AnyEvent, StepDone
 
 
-class DivergedError(EvenstepError):
+class DivergedError(Exception):
     """The record and the journal do not tell of the same run."""
 
 

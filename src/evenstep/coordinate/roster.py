@@ -160,7 +160,7 @@ def go_on(d: Draft, lost: Mapping[WorkerId, str]) -> None:
             dismiss(d, member, "trained to the end")
         actions = d.decide(Left(workers=finished, cause="trained to the end"))
     if joiners := _defer_joiners(d):
-        actions = d.decide(Left(workers=joiners, cause="to be taken in later"))
+        actions = d.decide(Left(workers=joiners, cause="deferred: it joins later"))
     if lost:
         cause = next(iter(lost.values()))
         actions = d.decide(Lost(workers=tuple(lost), cause=cause))

@@ -42,8 +42,8 @@ class RunFolder:
         self.path = path
         self._lock = lock
         self.token = os.pread(lock, 4096, 0).decode(errors="replace").strip()
-        self._newest = ""  # checkpoint, as last seen
-        self._unread = ""  # why it could not be looked for, as last logged
+        self._newest = ""  # path of the newest checkpoint, as last seen
+        self._unread = ""  # why the checkpoints cannot be listed, as last logged
 
     @classmethod
     def make(cls, path: Path) -> Self:
@@ -64,7 +64,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Go on with a run."""
+        """The folder of a run that is resumed."""
         try:
             lock = os.open(path / "token", os.O_RDWR | os.O_CLOEXEC)
         except OSError as e:
@@ -83,13 +83,13 @@ class RunFolder:
             held.logs.mkdir(exist_ok=True)
             (held.path / "checkpoints").mkdir(exist_ok=True)
             held._newest = _newest_in(held.path / "checkpoints")
-        except OSError as e:  # who goes on without would begin anew
+        except OSError as e:  # a run resumed without its checkpoints would start over
             held.close()
             raise ConfigError(str(e.filename), f"cannot be read: {e.strerror}") from None
         return held
 
     def close(self) -> None:
-        """Let another coordinator have it."""
+        """Release the folder for another coordinator."""
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
@@ -117,29 +117,29 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """What workers started here have said."""
+        """The folder with the output of workers that were launched here."""
         return self.path / "logs"
 
     def launched(self) -> set[WorkerId]:
-        """Every worker that was ever started here: each has a log."""
+        """Every worker that was ever launched here: each has a log."""
         return {log.stem for log in self.logs.glob("*.log")}
 
     def outlived(self) -> dict[WorkerId, int]:
-        """Workers started here by a coordinator that is gone, still running, and their pids."""
+        """Workers that outlived the coordinator that launched them here, and their pids."""
         found = {worker: _running(self.logs / f"{worker}.pid") for worker in self.launched()}
         return {worker: pid for worker, pid in found.items() if pid}
 
     def newest_checkpoint(self) -> str:
         """The path of the newest checkpoint, empty if there is none.
 
-        Of a folder that cannot be read, as it was last seen: who begins anew would write over it.
+        If the folder cannot be read, the one last seen: a run that starts over would overwrite it.
         """
         folder, problem = self.path / "checkpoints", ""
         try:
             self._newest = _newest_in(folder)
         except OSError as e:
             problem = str(e.strerror)
-            if isinstance(e, FileNotFoundError):  # and with it all that was in it
+            if isinstance(e, FileNotFoundError):  # the checkpoints are gone with it
                 self._newest = ""
         if problem and problem != self._unread:
             log.warning("%s cannot be read: %s; the run goes on", folder, problem)
@@ -147,20 +147,17 @@ class RunFolder:
         return self._newest
 
     def address(self) -> str:
-        """Where the coordinator listens, or last listened; empty if it never did."""
+        """The address where the coordinator listens or last listened; empty if it never did."""
         return read_address(self.path)
 
     def write_address(self, address: str, elsewhere: str = "") -> None:
-        """Say where the coordinator listens, and where other hosts reach it, if that differs."""
+        """Save the coordinator's address, and the one for other hosts if that differs."""
         self._replace("address", "".join(f"{a}\n" for a in (address, elsewhere) if a).encode())
 
     def write_tls_ca(self, certificate: Path | None) -> None:
-        """Say by which certificate the coordinator is known; None: it does not speak TLS.
-
-        A key in the same file stays there.
-        """
+        """Save the coordinator's certificate, without a key in the same file; None: no TLS."""
         if certificate is None:
-            (self.path / TLS_CA).unlink(missing_ok=True)  # of a coordinator before this one
+            (self.path / TLS_CA).unlink(missing_ok=True)  # of an earlier coordinator
             return
         found = [match[0] + b"\n" for match in _CERTIFICATE.finditer(certificate.read_bytes())]
         if not found:
@@ -187,16 +184,16 @@ class RunFolder:
     def _replace(self, name: str, data: bytes) -> None:
         fresh = self.path / f".{name}"
         fresh.write_bytes(data)
-        fresh.rename(self.path / name)  # nobody ever reads half of it
+        fresh.rename(self.path / name)  # atomic: nobody reads half of it
 
 
 def read_address(path: Path) -> str:
-    """The address in a run's folder; empty if there is none."""
+    """The coordinator's address in a run folder; empty if there is none."""
     return read_addresses(path)[0]
 
 
 def read_addresses(path: Path) -> tuple[str, str]:
-    """Where the coordinator listens, and where other hosts reach it; empty if that is not told."""
+    """The coordinator's address, and the one for other hosts; empty if there is none."""
     try:
         address, elsewhere, *_ = [*(path / "address").read_text(encoding="utf-8").split(), "", ""]
     except OSError:
@@ -226,7 +223,7 @@ def _running(pid_file: Path) -> int:
     try:
         pid, made_s = pid_file.read_text(encoding="utf-8").split()
         process = psutil.Process(int(pid))
-        # A number may have passed to somebody else.
+        # Another process may have the same pid by now.
         same = process.create_time() == float(made_s)
         return int(pid) if same and process.status() != psutil.STATUS_ZOMBIE else 0
     except (OSError, ValueError, psutil.Error):

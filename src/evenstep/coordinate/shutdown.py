@@ -34,7 +34,7 @@ def announce_end(d: Draft) -> None:
 def hurry(d: Draft) -> None:
     """The step in flight will not end: all leave at once."""
     if d.coming is not None and d.coming.planned:
-        d.log("the step at hand does not end: all leave at once", "warning")
+        d.log("the step in flight does not end: all workers leave at once", "warning")
         number, saves = d.coming.number + 1, d.saver(d.roster)
         announce(d, altered(d.coming, number=number, planned=False, saves=saves))
 

@@ -1,4 +1,4 @@
-"""The state of membership: one frozen value that only `membership` makes anew."""
+"""The state of membership: one frozen value that only `membership` replaces."""
 
 from __future__ import annotations
 

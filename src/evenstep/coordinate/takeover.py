@@ -25,7 +25,7 @@ def take_over(d: Draft, event: TookOver) -> None:
         if worker in event.ended:
             missing[worker] = "it ended with the coordinator"
         elif worker not in event.stores:
-            missing[worker] = "nobody knows where it is"
+            missing[worker] = "the address of its store is not known"
     d.phase = Returning(
         away=frozenset(d.roster) - missing.keys(),
         missing=missing,
