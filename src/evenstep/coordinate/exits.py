@@ -101,8 +101,9 @@ def _exited_late(d: Draft, event: Exited, info: ProcessInfo) -> None:
 
 def check_exits(d: Draft) -> None:
     """Judge processes that have ended and whose connections stay open."""
-    for worker, info in list(d.processes.items()):
-        if info.exit is not None and d.now_s - info.exit.at_s > LAST_MESSAGE_S:
+    ended = {w: info.exit.at_s for w, info in d.processes.items() if info.exit is not None}
+    for worker, at_s in sorted(ended.items(), key=lambda item: item[1]):
+        if d.now_s - at_s > LAST_MESSAGE_S:
             judge(d, worker)
 
 
