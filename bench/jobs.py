@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from evenstep.coordinate.ask import ask
-from evenstep.coordinate.run import RunFolder
+from evenstep.coordinate.run_folder import RunFolder
 from evenstep.messages import Ask
 
 ROOT = Path(__file__).parents[1]

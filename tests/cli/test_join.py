@@ -46,7 +46,7 @@ def environment_of(*args: str | Path) -> dict[str, Any]:
 def test_the_certificate_of_a_run_is_passed_to_the_worker(tmp_path: Path, script: Path) -> None:
     cert, key = make_certificate(tmp_path, "known")
     with hosted(tmp_path / "run", tls=speaking_tls(cert, key)) as run:
-        run.host.folder.write_tls_ca(cert)
+        run.service.folder.write_tls_ca(cert)
         env = environment_of(tmp_path / "run", script)
     assert env["EVENSTEP_TLS_CA"] == str(tmp_path / "run" / "tls.pem")
     assert env["EVENSTEP_COORDINATOR"] == run.address
@@ -82,7 +82,7 @@ def test_on_its_own_host_a_run_on_all_addresses_is_reached_by_loopback(
     """The certificate proves it: it is valid for 127.0.0.1 only."""
     cert, key = make_certificate(tmp_path, "known")
     with hosted(tmp_path / "run", tls=speaking_tls(cert, key), at="0.0.0.0") as run:
-        run.host.folder.write_tls_ca(cert)
+        run.service.folder.write_tls_ca(cert)
         coordinator = find_coordinator(str(tmp_path / "run"))
         assert ask_coordinator(coordinator, "status")["state"] == "starting"
         assert advertised_address(coordinator.host, "127.0.0.1") == advertised_address(

@@ -19,8 +19,8 @@ import pytest
 
 from evenstep.cli.local_run import LocalRun
 from evenstep.cli.signals import DEBOUNCE_S
-from evenstep.coordinate.member import Ending, Terms
-from evenstep.coordinate.run import RunFolder
+from evenstep.coordinate.run_folder import RunFolder
+from evenstep.coordinate.terms import Ending, Terms
 from evenstep.journal import read
 from evenstep.types import Joined, Left, Lost, Regroup
 from tests.source_tree import PYTHONPATH
@@ -264,7 +264,7 @@ def test_signals_in_quick_succession_are_one_request_and_a_later_one_kills(run: 
         clocked.run.on_signal(signal.SIGTERM)
         clocked.now_s += DEBOUNCE_S / 2
         clocked.run.on_signal(signal.SIGTERM)  # as `timeout` does
-        assert clocked.run._host.coordinator.ending is None
+        assert clocked.run._service.state.ending is None
         clocked.now_s += DEBOUNCE_S
         clocked.run.on_signal(signal.SIGINT)
 

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import pytest
 
 from evenstep.coordinate.ask import ask
-from evenstep.coordinate.host import Host
-from evenstep.coordinate.member import Ending, Terms
-from evenstep.coordinate.run import RunFolder
+from evenstep.coordinate.run_folder import RunFolder
+from evenstep.coordinate.service import Service
+from evenstep.coordinate.terms import Ending, Terms
 from evenstep.messages import Ask
 from tests.coordinate.fake import WAIT_S, FakeWorker
 
@@ -29,9 +29,9 @@ NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
 class Hosted:
     """A coordinator that listens, and how to reach it."""
 
-    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop, address: str) -> None:
-        self.host, self.address, self._loop = host, address, loop
-        self.token = host.folder.token
+    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop, address: str) -> None:
+        self.service, self.address, self._loop = service, address, loop
+        self.token = service.folder.token
         self.name, _, port = address.rpartition(":")
         self.port = int(port)
         self.workers: list[FakeWorker] = []
@@ -47,7 +47,7 @@ class Hosted:
 
     def ending(self) -> Ending:
         """How the run ended, once it has."""
-        return asyncio.run_coroutine_threadsafe(self.host.ending(), self._loop).result(WAIT_S)
+        return asyncio.run_coroutine_threadsafe(self.service.ending(), self._loop).result(WAIT_S)
 
     def inside(self, what: Callable[[], T]) -> T:
         """Call something in the coordinator's own thread."""
@@ -78,17 +78,17 @@ def hosted(
     async def run() -> None:
         try:
             folder = RunFolder.open(path) if path.exists() else RunFolder.make(path)
-            host = Host(folder, terms or Terms(run=str(path)), {})
-            address = await host.open(at, port, tls)
+            service = Service(folder, terms or Terms(run=str(path)), {})
+            address = await service.open(at, port, tls)
         except BaseException as e:
             begun.set_exception(e)
             return
         loop = asyncio.get_running_loop()
-        begun.set_result(Hosted(host, loop, address))
+        begun.set_result(Hosted(service, loop, address))
         try:
             await end.wait()
         finally:
-            await host.close()
+            await service.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from evenstep.coordinate.member import Ending
+from evenstep.coordinate.terms import Ending
 from evenstep.journal import read
-from evenstep.messages import Ask, Stuck
+from evenstep.messages import Stuck
 from tests.coordinate.world import SimWorker, World
 
 Make = Callable[..., World]
@@ -25,13 +25,13 @@ def training(world: World, num: int) -> list[SimWorker]:
 
 def launched(world: World, num: int) -> list[SimWorker]:
     """Workers of the launcher that train together."""
-    world.coordinator.start(world.now_s, num)
+    world.start(num)
     world.settle(4)
     return [world.workers[w] for w in roster(world)]
 
 
 def status(world: World) -> dict[str, Any]:
-    return world.coordinator.status(world.now_s)
+    return world.status()
 
 
 def states(world: World) -> dict[str, str]:
@@ -52,12 +52,12 @@ def heard(worker: SimWorker, kind: type) -> list[Any]:
 
 
 def ask(world: World, what: str, **more: Any) -> Any:
-    return world.coordinator.ask(world.now_s, Ask(proof="", what=what, **more))
+    return world.ask(what, **more)
 
 
 def ending(world: World) -> Ending:
-    assert world.coordinator.ending is not None
-    return world.coordinator.ending
+    assert world.ending is not None
+    return world.ending
 
 
 def complain(world: World, *workers: SimWorker) -> None:

@@ -10,6 +10,7 @@ from statistics import fmean
 import pytest
 
 from evenstep.coordinate.brain import Brain
+from evenstep.coordinate.joining import make_settings
 from evenstep.decide.batching import POLICIES
 from evenstep.journal import Journal, read
 from evenstep.messages import from_client
@@ -22,13 +23,12 @@ from tests.decide.heedless import Heedless
 def brain(tmp_path: Path) -> Iterator[Brain]:
     """One whose every decision takes 20 ms, so that it is not asked about most steps."""
     ticks = count()
-    made = Brain.begin(
-        ready(),
-        ("policy=uniform",),
+    made = Brain(
         lambda settings, about: Journal.create(tmp_path / "journal.jsonl", settings, about),
         lambda: 0.01 * next(ticks),
     )
-    made.handle(0.0, Joined(workers=(Worker(id="a"), Worker(id="b"))))
+    made.begin(make_settings(ready(), ("policy=uniform",)), {})
+    made.decide(0.0, Joined(workers=(Worker(id="a"), Worker(id="b"))))
     yield made
     made.close()
 
@@ -36,7 +36,7 @@ def brain(tmp_path: Path) -> Iterator[Brain]:
 def step(brain: Brain, number: int, compute_s: float = 0.1) -> None:
     reports = (StepReport("a", 32, compute_s), StepReport("b", 32, 0.1))
     done = StepDone(step=number, generation=1, seconds=0.1, reports=reports)
-    brain.step(0.1 * number, done)
+    brain.decide(0.1 * number, done)
 
 
 def told(tmp_path: Path) -> list[StepDone]:
@@ -62,10 +62,10 @@ def test_steps_of_another_roster_count_as_samples_only(brain: Brain, tmp_path: P
     for number in range(100):
         step(brain, number)
     before = len(told(tmp_path))
-    brain.handle(10.0, Left(workers=("b",)))
+    brain.decide(10.0, Left(workers=("b",)))
     for number in range(100, 200):
         done = StepDone(step=number, generation=2, seconds=0.1, reports=(StepReport("a", 64, 0.1),))
-        brain.step(0.1 * number, done)
+        brain.decide(0.1 * number, done)
     first = told(tmp_path)[before]
     assert first.quiet.num <= first.step - 100
     assert brain.cluster.samples == 64 * (told(tmp_path)[-1].step + 1)
@@ -89,38 +89,15 @@ def test_a_policy_that_ignores_caps_is_named_once_and_the_shares_stay(
 ) -> None:
     monkeypatch.setitem(POLICIES, "heedless", Heedless)
     sets = ("policy={name: heedless, at_first: false}",)
-    brain = Brain.begin(ready(), sets, lambda *_: None, lambda: 0.0)
-    brain.handle(0.0, Joined(workers=(Worker(id="a"), Worker(id="b", cap=8))))
+    brain = Brain(lambda *_: None, lambda: 0.0)
+    brain.begin(make_settings(ready(), sets), {})
+    brain.decide(0.0, Joined(workers=(Worker(id="a"), Worker(id="b", cap=8))))
     for number in range(3):
         step(brain, number)
     assert brain.cluster.shares == {"a": 56, "b": 8}
     (told,) = [r for r in caplog.records if "the balancer has stopped" in r.message]
     assert "policy heedless gave worker b 32 samples, more than its cap of 8" in told.message
     assert told.exc_info is None
-
-
-def test_a_worker_with_a_disabled_scaler_is_refused_where_the_run_has_it_enabled(
-    brain: Brain,
-) -> None:
-    assert brain.differs(ready()) == ""
-    told = brain.differs(ready(disabled_scalers="GradScaler-1"))
-    assert told.startswith(
-        "disabled_scalers is GradScaler-1 here, none in the run; enable GradScaler"
-    )
-
-
-def test_what_an_older_journal_does_not_know_of_is_as_the_first_worker_has_it(
-    brain: Brain, tmp_path: Path
-) -> None:
-    brain.close()
-    path = tmp_path / "journal.jsonl"
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace('"disabled_scalers":"",', "", 1), encoding="utf-8")
-    assert path.read_text(encoding="utf-8") != text
-    older = Brain.restore(path, lambda: 0.0).brain
-    assert older.differs(ready(disabled_scalers="GradScaler-1")) == ""
-    assert older.differs(ready()).startswith("disabled_scalers is none here, GradScaler-1 in")
-    older.close()
 
 
 def test_a_worker_tells_an_older_coordinator_nothing_that_it_does_not_know() -> None:

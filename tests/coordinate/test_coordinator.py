@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenstep.coordinate.member import Ending
+from evenstep.coordinate.terms import Ending
 from evenstep.errors import JournalError
 from evenstep.messages import (
     Began,
@@ -15,7 +15,6 @@ from evenstep.messages import (
     Failed,
     Generation,
     Goodbye,
-    Hello,
     NewPlan,
     Paused,
     Refused,
@@ -50,7 +49,7 @@ GROWS = {
 
 def test_the_first_workers_begin_together(make: Make) -> None:
     world = make()
-    world.coordinator.start(0.0, 3)
+    world.start(3)
     for name in reversed(world.starting):
         assert world.announced == []
         worker = world.connect(name, launched=True)
@@ -62,7 +61,7 @@ def test_the_first_workers_begin_together(make: Make) -> None:
 
 def test_the_first_workers_are_not_waited_for_without_end(make: Make) -> None:
     world = make()
-    world.coordinator.start(0.0, 2)
+    world.start(2)
     worker = world.connect("w0", launched=True)
     assert worker is not None
     world.ready(worker)
@@ -74,11 +73,11 @@ def test_the_first_workers_are_not_waited_for_without_end(make: Make) -> None:
 
 def test_one_who_fails_to_start_is_not_waited_for(make: Make) -> None:
     world = make(restarts=0)
-    world.coordinator.start(0.0, 2)
+    world.start(2)
     worker = world.connect("w0", launched=True)
     assert worker is not None
     world.ready(worker)
-    world.coordinator.ended(0.0, "w1", -9)
+    world.exited("w1", -9)
     world.beat()
     assert roster(world) == ("w0",)
 
@@ -112,7 +111,7 @@ def test_a_leave_below_the_minimum_is_a_leave_all_the_same(make: Make) -> None:
 
 def test_a_run_below_the_minimum_is_scaled_to_it(make: Make) -> None:
     world = make(sets=("workers.min=3",))
-    world.coordinator.start(0.0, 2)
+    world.start(2)
     world.settle(4)
     assert status(world)["state"] == "paused"
     assert ask(world, "scale", num_workers=3).told == {"num_workers": 3}
@@ -136,7 +135,7 @@ def test_workers_that_the_batch_has_no_samples_for_end_the_run_with_the_numbers(
     make: Make, num: int, sets: tuple[str, ...], batch: dict[str, Any], told: str
 ) -> None:
     world = make(sets=sets)
-    world.coordinator.start(0.0, num)
+    world.start(num)
     worker = world.connect("w0", launched=True)
     assert worker is not None
     world.ready(worker, **batch)
@@ -148,7 +147,7 @@ def test_workers_that_the_batch_has_no_samples_for_end_the_run_with_the_numbers(
 
 def test_workers_whose_caps_are_below_min_share_need_no_more_than_their_caps(make: Make) -> None:
     world = make(sets=("batch.min_share=4",))
-    world.coordinator.start(0.0, 4)
+    world.start(4)
     for name in ("w0", "w1", "w2", "w3"):
         worker = world.connect(name, launched=True)
         assert worker is not None
@@ -160,7 +159,7 @@ def test_a_joiner_that_came_before_the_batch_was_known_is_refused_if_it_is_too_m
     make: Make,
 ) -> None:
     world = make()
-    world.coordinator.start(0.0, 2)
+    world.start(2)
     joiner = world.connect()
     a, b = (world.connect(name, launched=True) for name in ("w0", "w1"))
     assert a is not None
@@ -169,7 +168,7 @@ def test_a_joiner_that_came_before_the_batch_was_known_is_refused_if_it_is_too_m
     for worker in (a, joiner, b):
         world.ready(worker, batch=2)
     assert [told.why for told in heard(joiner, Refused)] == [
-        "the run has room for 2 workers, and they are there"
+        "the run is full: it has room for 2 workers"
     ]
     assert roster(world) == ("w0", "w1")
 
@@ -179,16 +178,16 @@ def test_a_resumed_run_starts_no_more_workers_than_its_batch_has_samples_for(
 ) -> None:
     world = make()
     world.join(batch=2)
-    world.coordinator.fail(world.now_s, "left for the night")
+    world.kill_run("left for the night")
     world.restart()
-    world.coordinator.start(world.now_s, 3, True)
+    world.start(3, True)
     assert len(world.starting) == 2
     assert "the run has room for 2 workers, not for 3" in caplog.text
     for name in list(world.starting):
         worker = world.connect(name, launched=True)
         assert worker is not None
         world.ready(worker, batch=2)
-    assert world.coordinator.ending is None
+    assert world.ending is None
     assert len(world.announced[-1].roster) == 2
 
 
@@ -236,7 +235,7 @@ def test_others_go_on_without_one_that_finished_before_them(make: Make) -> None:
     world = make()
     a, b, c = training(world, 3)
     world.finish(b)
-    assert world.coordinator.ending is None
+    assert world.ending is None
     world.say(a, Stuck(generation=a.generation, step=1, waited_s=0.0))
     assert (roster(world), world.announced[-1].planned) == ((a.id, c.id), False)
     assert heard(b, Goodbye)
@@ -272,7 +271,7 @@ def test_a_stop_waits_for_the_change_under_way(make: Make) -> None:
     world = make()
     a, b = training(world, 2)
     c = world.join()
-    world.coordinator.stop(world.now_s, "enough")
+    world.stop_run("enough")
     assert c.id in roster(world)
     world.settle(20)
     assert [g.planned for g in world.announced if not g.roster] == [True]
@@ -284,9 +283,9 @@ def test_a_stop_waits_for_the_change_under_way(make: Make) -> None:
 def test_a_worker_that_dies_while_all_leave_does_not_keep_the_others(make: Make) -> None:
     world = make()
     _, b, _ = launched(world, 3)
-    world.coordinator.stop(world.now_s, "enough")
+    world.stop_run("enough")
     parting = world.announced[-1]
-    world.coordinator.ended(world.now_s, b.id, -9)
+    world.exited(b.id, -9)
     assert world.announced[-1].number > parting.number
     assert world.announced[-1].roster == ()
     assert not world.announced[-1].planned
@@ -297,10 +296,10 @@ def test_a_worker_that_dies_while_all_leave_does_not_keep_the_others(make: Make)
 
 def test_a_run_without_a_worker_stops_at_once(make: Make) -> None:
     world = make()
-    world.coordinator.start(0.0, 2)
-    world.coordinator.stop(0.0, "enough")
+    world.start(2)
+    world.stop_run("enough")
     assert ending(world).ok
-    refused = world.coordinator.admit(0.0, Hello(proof="", worker="w0"))
+    refused = world.hello(worker="w0")
     assert refused == Refused(why="the run is ending")
 
 
@@ -310,14 +309,14 @@ def test_a_run_without_a_worker_stops_at_once(make: Make) -> None:
 def test_one_that_is_dying_is_not_waited_for_until_it_is_gone(make: Make) -> None:
     world = make(restarts=1)
     a, b, c = launched(world, 3)
-    world.coordinator.dying(world.now_s, b.id, 9)
+    world.dying(b.id, 9)
     assert roster(world) == (a.id, c.id)
     assert world.announced[-1].reason == f"{b.id} lost: it was ended by SIGKILL"
     b.connected = False
-    world.coordinator.closed(world.now_s, b.id)
+    world.disconnected(b.id)
     world.settle(5)
     assert world.starting == []  # its place is not free before it has ended
-    world.coordinator.ended(world.now_s, b.id, -9)
+    world.exited(b.id, -9)
     assert len(world.starting) == 1
     world.settle(20)
     assert len(roster(world)) == 3
@@ -327,8 +326,8 @@ def test_one_that_is_dying_is_not_waited_for_until_it_is_gone(make: Make) -> Non
 def test_what_a_process_says_last_is_heard_before_its_end_is_judged(make: Make) -> None:
     world = make()
     _, b, _ = launched(world, 3)
-    world.coordinator.ended(world.now_s, b.id, 1, "a log")
-    assert world.coordinator.ending is None
+    world.exited(b.id, 1, "a log")
+    assert world.ending is None
     world.say(b, Failed(told="the traceback"))
     assert ending(world).told == "the traceback"
 
@@ -336,7 +335,7 @@ def test_what_a_process_says_last_is_heard_before_its_end_is_judged(make: Make) 
 def test_an_exit_code_without_last_words_is_the_scripts_failure(make: Make) -> None:
     world = make()
     _, b, _ = launched(world, 3)
-    world.coordinator.ended(world.now_s, b.id, 3, "a log")
+    world.exited(b.id, 3, "a log")
     world.cut(b)
     assert ending(world) == Ending(
         ok=False, why="w1 ended with exit code 3", told="a log", worker="w1"
@@ -346,7 +345,7 @@ def test_an_exit_code_without_last_words_is_the_scripts_failure(make: Make) -> N
 def test_an_end_is_judged_even_if_the_connection_stays(make: Make) -> None:
     world = make()
     _, b, _ = launched(world, 3)
-    world.coordinator.ended(world.now_s, b.id, 3)
+    world.exited(b.id, 3)
     for _ in range(4):
         world.beat()
     assert not ending(world).ok
@@ -358,8 +357,8 @@ def test_a_newcomer_that_fails_to_start_does_not_end_a_run(make: Make) -> None:
     assert ask(world, "scale", num_workers=3).told == {"num_workers": 3}
     (name,) = world.starting
     world.starting.clear()
-    world.coordinator.ended(world.now_s, name, 1, "no such file")
-    assert world.coordinator.ending is None
+    world.exited(name, 1, "no such file")
+    assert world.ending is None
     assert [e.num_workers for e in events(world) if isinstance(e, LaunchFailed)] == [1]
     assert ask(world, "scale", num_workers=3).problem == ""
     assert len(world.starting) == 1
@@ -447,7 +446,7 @@ def test_a_launcher_that_cannot_launch_is_an_event(make: Make) -> None:
 
 def test_workers_on_their_way_are_not_ordered_again(make: Make) -> None:
     world = make()
-    world.coordinator.start(0.0, 3)
+    world.start(3)
     worker = world.connect("w0", launched=True)
     assert worker is not None
     world.starting.remove("w0")
@@ -465,15 +464,15 @@ def test_more_workers_than_the_batch_can_be_shared_among_are_not_let_in(make: Ma
     for _ in range(2):
         world.join(batch=2)
         world.settle(8)
-    refused = world.coordinator.admit(world.now_s, Hello(proof=""))
+    refused = world.hello()
     assert isinstance(refused, Refused)
     assert "has room for 2 workers" in refused.why
 
 
 def test_more_workers_than_allowed_are_not_let_in(make: Make) -> None:
-    world = make(most=2, least=1)
+    world = make(max_workers=2, min_workers=1)
     training(world, 2)
-    refused = world.coordinator.admit(world.now_s, Hello(proof=""))
+    refused = world.hello()
     assert isinstance(refused, Refused)
     assert "has room for 2 workers" in refused.why
     assert "1 to 2 workers" in ask(world, "scale", num_workers=3).problem
@@ -484,9 +483,9 @@ def test_what_a_script_does_after_training_may_fail_the_run(make: Make) -> None:
     a, b = launched(world, 2)
     world.finish(a)
     world.finish(b)
-    world.coordinator.ended(world.now_s, a.id, 0)
+    world.exited(a.id, 0)
     assert ending(world).ok
-    world.coordinator.ended(world.now_s, b.id, -9, "saving the model")
+    world.exited(b.id, -9, "saving the model")
     assert ending(world) == Ending(
         ok=False, why="w1 was ended by SIGKILL", told="saving the model", worker="w1"
     )
@@ -495,12 +494,12 @@ def test_what_a_script_does_after_training_may_fail_the_run(make: Make) -> None:
 def test_one_that_was_lost_and_is_gone_only_after_the_run_fails_no_run(make: Make) -> None:
     world = make()
     a, b, c = launched(world, 3)
-    world.coordinator.dying(world.now_s, c.id, 9)
+    world.dying(c.id, 9)
     world.enter()
     world.finish(a)
     world.finish(b)
     assert ending(world).ok
-    world.coordinator.ended(world.now_s, c.id, -9)
+    world.exited(c.id, -9)
     assert ending(world).ok
 
 
@@ -511,7 +510,7 @@ def test_an_abort_as_the_interpreter_ends_is_told_and_fails_no_run(
     a, b = launched(world, 2)
     world.finish(a)
     world.finish(b)
-    world.coordinator.ended(world.now_s, b.id, -6)
+    world.exited(b.id, -6)
     assert ending(world).ok
     assert "w1 was ended by SIGABRT, after the run" in caplog.text
 
@@ -526,7 +525,7 @@ def test_one_whom_we_end_ourselves_fails_no_run(make: Make) -> None:
     world.enter()
     world.finish(a)
     assert world.stopped == [b.id]
-    world.coordinator.ended(world.now_s, b.id, -15)
+    world.exited(b.id, -15)
     assert ending(world).ok
 
 
@@ -548,10 +547,10 @@ def test_a_name_is_given_once(make: Make) -> None:
     a, b = training(world, 2)
     assert (a.id, b.id) == ("w0", "w1")
     world.die(b)
-    answer = world.coordinator.admit(world.now_s, Hello(proof="", worker="w1"))
+    answer = world.hello(worker="w1")
     assert isinstance(answer, Welcome)
     assert answer.worker == "w2"
-    taken = world.coordinator.admit(world.now_s, Hello(proof="", worker="w0"))
+    taken = world.hello(worker="w0")
     assert isinstance(taken, Welcome)
     assert taken.worker == "w3"
 
@@ -561,7 +560,7 @@ def test_a_lost_worker_that_returns_is_sent_away(make: Make) -> None:
     _, b = training(world, 2)
     number = b.generation
     world.die(b)
-    answer = world.coordinator.admit(world.now_s, Hello(proof="", worker=b.id, generation=number))
+    answer = world.hello(worker=b.id, generation=number)
     assert isinstance(answer, Refused)
     assert "it can join as a new worker" in answer.why
 
@@ -624,7 +623,7 @@ def test_done_of_one_who_never_trained_is_no_end(make: Make) -> None:
     stranger = world.connect()
     assert stranger is not None
     world.say(stranger, Done(step=3))
-    assert world.coordinator.ending is None
+    assert world.ending is None
     assert status(world)["state"] == "training"
 
 
@@ -637,7 +636,7 @@ def test_a_worker_that_does_not_come_up_in_time_is_given_up(make: Make) -> None:
     for _ in range(70):
         world.beat()
     assert world.stopped == [late]
-    world.coordinator.ended(world.now_s, late, -9)
+    world.exited(late, -9)
     assert any(isinstance(e, LaunchFailed) for e in events(world))
     assert status(world)["state"] == "training"
 

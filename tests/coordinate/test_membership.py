@@ -16,8 +16,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from evenstep.coordinate.member import Terms
-from evenstep.messages import Ask
+from evenstep.coordinate.terms import Terms
+from tests.coordinate.replayed import replayed
 from tests.coordinate.world import SimWorker, World
 from tests.hypothesis_examples import examples
 
@@ -46,7 +46,7 @@ class Membership(RuleBasedStateMachine):
         )
         self.checked = 0
         self.rosters: dict[int, tuple[str, ...]] = {}
-        self.world.coordinator.start(0.0, num)
+        self.world.start(num)
         for _ in range(joined):
             self.world.join()
         if settled:
@@ -57,8 +57,10 @@ class Membership(RuleBasedStateMachine):
             return
         try:
             self.comes_to_rest()
+            self.world.close()
+            replayed(self.folder)
         finally:
-            self.world.coordinator.close()
+            self.world.close()
             shutil.rmtree(self.folder)
 
     def pick(self, which: int) -> SimWorker | None:
@@ -81,7 +83,7 @@ class Membership(RuleBasedStateMachine):
     @precondition(lambda self: self.world.starting)
     @rule(code=st.sampled_from([-9, 0, 75, 75]))
     def a_launched_worker_fails(self, code: int) -> None:
-        self.world.coordinator.ended(self.world.now_s, self.world.starting.pop(0), code)
+        self.world.exited(self.world.starting.pop(0), code)
 
     @precondition(lambda self: self.unready())
     @rule(which=some)
@@ -110,13 +112,11 @@ class Membership(RuleBasedStateMachine):
     @rule(which=some)
     def one_is_drained(self, which: int) -> None:
         if worker := self.pick(which):
-            self.world.coordinator.ask(
-                self.world.now_s, Ask(proof="", what="drain", worker=worker.id)
-            )
+            self.world.ask("drain", worker=worker.id)
 
     @rule(num=st.integers(1, 5))
     def another_size_is_asked_for(self, num: int) -> None:
-        self.world.coordinator.ask(self.world.now_s, Ask(proof="", what="scale", num_workers=num))
+        self.world.ask("scale", num_workers=num)
 
     @rule()
     def they_go_on(self) -> None:
@@ -146,10 +146,10 @@ class Membership(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.world.step > 12)
     def all_stop(self) -> None:
-        self.world.coordinator.stop(self.world.now_s, "enough")
+        self.world.stop_run("enough")
 
     @rule()
-    @precondition(lambda self: self.world.step > 3 and not self.world.coordinator.ending)
+    @precondition(lambda self: self.world.step > 3 and not self.world.ending)
     def the_coordinator_is_restarted(self) -> None:
         self.world.restart()
 
@@ -202,8 +202,8 @@ class Membership(RuleBasedStateMachine):
         for _ in range(130):
             world.beat()
         world.settle(400)
-        status = world.coordinator.status(world.now_s)
-        if world.coordinator.ending:
+        status = world.status()
+        if world.ending:
             return
         alive = [w for w in world.workers.values() if w.connected and not w.frozen]
         if status["state"] == "training":

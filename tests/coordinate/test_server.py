@@ -80,7 +80,7 @@ def test_a_wrong_token_is_refused(run: Hosted) -> None:
         assert refused.proof == ""  # or a stranger could have it made for somebody else's nonce
         with pytest.raises(EOFError):
             line.poll()
-        assert run.host.server.refused == {"wrong token": 1}
+        assert run.service.server.refused == {"wrong token": 1}
         assert still_answers(worker)
 
 
@@ -110,7 +110,7 @@ def test_another_protocol_is_refused_with_both_numbers(run: Hosted) -> None:
     with dial(run) as line:
         line.say(Hello(protocol=7, proof=proof(run.token, line.greeting.nonce)))
         assert refusal(line) == f"this run speaks protocol {PROTOCOL}, you speak 7"
-        assert run.host.server.refused == {"wrong protocol": 1}
+        assert run.service.server.refused == {"wrong protocol": 1}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_garbage_is_refused_and_counted(run: Hosted, said: bytes) -> None:
         refusal(line)
         with pytest.raises(EOFError):
             line.poll()
-        assert run.host.server.refused == {"bad first line": 1}
+        assert run.service.server.refused == {"bad first line": 1}
         assert still_answers(worker)
 
 
@@ -139,7 +139,7 @@ def test_a_stranger_cannot_fill_the_memory(run: Hosted) -> None:
     with run.worker() as worker, dial(run) as line:
         with pytest.raises((ConnectionError, TimeoutError)):
             line.say_bytes(b"x" * (64 * 2**20))
-        eventually(lambda: run.host.server.refused["line too long"] == 1)
+        eventually(lambda: run.service.server.refused["line too long"] == 1)
         assert still_answers(worker)
 
 
@@ -149,14 +149,14 @@ def test_a_stranger_who_says_nothing_is_let_go(
     monkeypatch.setattr(server, "PROOF_S", 0.1)
     with dial(run) as line:
         assert "in time" in refusal(line)
-        assert run.host.server.refused == {"no proof in time": 1}
+        assert run.service.server.refused == {"no proof in time": 1}
 
 
 def test_hundreds_of_half_open_connections_keep_nobody_out(run: Hosted) -> None:
     with run.worker() as worker:
         idle = [socket.create_connection((run.name, run.port), WAIT_S) for _ in range(500)]
         try:
-            eventually(lambda: run.host.server.refused["too many at once"] >= 300)
+            eventually(lambda: run.service.server.refused["too many at once"] >= 300)
             assert still_answers(worker)
             with run.worker() as other:
                 assert other.id == "w1"
@@ -176,13 +176,13 @@ def test_a_worker_that_says_nonsense_is_not_dropped_for_one_line(run: Hosted) ->
         )
         worker.say(Hello(proof=""))
         assert still_answers(worker)
-        assert run.host.server.refused == {"bad message": 3}
+        assert run.service.server.refused == {"bad message": 3}
         assert run.ask("status")["state"] == "training"
 
 
 def test_a_worker_that_says_only_nonsense_is_dropped(run: Hosted) -> None:
     with run.worker() as worker, run.worker() as other:
-        worker.say_bytes(b"nonsense\n" * server.MISTAKES)
+        worker.say_bytes(b"nonsense\n" * server.MAX_MISTAKES)
         with pytest.raises(EOFError):
             worker.hear(Refused)
         assert other.hear(Generation, lambda g: g.roster == ("w1",))
@@ -197,7 +197,7 @@ def test_a_worker_that_does_not_read_is_dropped_and_holds_nobody_up(
         beat = b'{"type":"Alive","generation":1,"step":0,"waiting":false}\n'
         with pytest.raises((ConnectionError, TimeoutError)):
             deaf.say_bytes(beat * 2**20)
-        eventually(lambda: run.host.server.refused["does not read"] > 0)
+        eventually(lambda: run.service.server.refused["does not read"] > 0)
         assert other.hear(Generation, lambda g: g.roster == ("w1",))
         assert still_answers(other)
 
@@ -251,7 +251,7 @@ def test_what_a_worker_says_wrongly_changes_nothing(run: Hosted) -> None:
         before = run.ask("status")
         untrue = Stepped(generation=1, step=0, seconds=0.0, reports=())
         with pytest.raises(InvalidInputError):
-            run.inside(lambda: run.host.heard("w0", untrue))
+            run.inside(lambda: run.service.heard("w0", untrue))
         assert run.ask("status") == before
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evenstep.coordinate.member import Terms
+from evenstep.coordinate.terms import Terms
 from evenstep.messages import Goodbye, Leaving
 from tests.coordinate.situations import (
     Make,
@@ -91,7 +91,7 @@ def test_a_spare_that_dies_is_missed_by_nobody(make: Make) -> None:
     before = len(world.announced)
     world.die(world.workers["w2"])
     world.settle(8)
-    assert (len(world.announced), world.coordinator.crew.restarts_left) == (before, 3)
+    assert (len(world.announced), world.state.restarts_left) == (before, 3)
 
 
 def test_spares_go_with_the_run(make: Make) -> None:

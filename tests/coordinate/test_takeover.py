@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from evenstep.coordinate.member import Terms
+from evenstep.coordinate.terms import Terms
 from evenstep.messages import Goodbye
 from evenstep.types import Lost
 from tests.coordinate.situations import (
     Make,
     ask,
+    complain,
     ending,
     events,
     heard,
@@ -28,7 +29,7 @@ def restart(world: World, *ended: str) -> None:
     world.restart(ended)
     for worker in world.workers.values():
         if worker.launched:
-            world.coordinator.adopt(worker.id)
+            world.adopt(worker.id)
 
 
 def all_back(world: World) -> None:
@@ -61,7 +62,7 @@ def test_spares_and_leavers_of_before_are_not_replaced(make: Make) -> None:
     world.settle(8)
     ask(world, "drain", worker="w2")  # announced, and it takes its last step with the others
     restart(world)
-    world.coordinator.start(world.now_s, 4)
+    world.start(4)
     all_back(world)
     for name in ("w2", "w3"):
         world.end(world.workers[name], 75)
@@ -76,7 +77,7 @@ def test_as_many_are_started_as_were_last_asked_for(make: Make) -> None:
     ask(world, "scale", num_workers=4)
     world.settle(8)
     restart(world, "w3")
-    world.coordinator.start(world.now_s, 2)
+    world.start(2)
     assert len(world.starting) == 1
     all_back(world)
     assert roster(world) == ("w0", "w1", "w2", "w1000")
@@ -90,7 +91,7 @@ def test_those_from_elsewhere_count_as_workers_of_the_size_asked_for(make: Make)
     ask(world, "scale", num_workers=3)
     world.settle(8)
     restart(world)
-    world.coordinator.start(world.now_s, 1)
+    world.start(1)
     assert world.starting == []
 
 
@@ -101,7 +102,7 @@ def test_a_number_asked_for_anew_counts_for_more_than_the_last_one(make: Make, n
     ask(world, "scale", num_workers=4)
     world.settle(8)
     restart(world)
-    world.coordinator.start(world.now_s, num, True)
+    world.start(num, True)
     all_back(world)
     world.settle(20)
     assert len(roster(world)) == num
@@ -114,7 +115,7 @@ def test_a_stop_does_not_wait_for_those_who_are_away(make: Make) -> None:
     restart(world)
     world.reconnect(a)
     assert status(world)["state"] == "waiting for workers to come back"
-    world.coordinator.stop(world.now_s, "enough")
+    world.stop_run("enough")
     assert world.stopped == [b.id]
     world.settle(20)
     assert ending(world).ok
@@ -127,6 +128,22 @@ def test_a_stop_while_all_are_away_is_the_end(make: Make) -> None:
     world = make()
     a, _ = training(world, 2)
     world.restart()
-    world.coordinator.stop(world.now_s, "enough")
+    world.stop_run("enough")
     assert ending(world).ok
     assert not heard(a, Goodbye)
+
+
+def test_one_that_needs_those_who_are_away_while_others_have_finished_goes_on(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    world.restart()
+    world.reconnect(a)
+    world.reconnect(b)
+    world.finish(a)
+    complain(world, b)
+    assert roster(world) == (b.id,)
+    world.settle(8)
+    assert status(world)["state"] == "training"
+    assert not world.reconnect(c)  # it was given up
+    world.finish(b)
+    assert ending(world).ok

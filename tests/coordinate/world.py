@@ -6,24 +6,50 @@ planned one is passed on by the leader in a step that all take, a lost peer make
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenstep.config import Settings
 from evenstep.coordinate.brain import Brain
 from evenstep.coordinate.coordinator import Coordinator
-from evenstep.coordinate.member import Store, Terms
+from evenstep.coordinate.events import (
+    Adopted,
+    AnyEffect,
+    AnyInput,
+    Connected,
+    Disconnected,
+    Dying,
+    Exited,
+    HangUp,
+    Heard,
+    KillAsked,
+    NotStarted,
+    Opened,
+    SaveStores,
+    ScaleAsked,
+    Send,
+    StartAsked,
+    StartProcesses,
+    StopAsked,
+    StopProcess,
+    Tick,
+    TookOver,
+    WorkerDrainAsked,
+)
+from evenstep.coordinate.processes import Processes
+from evenstep.coordinate.record import MembershipRecorder
+from evenstep.coordinate.state import RunState
+from evenstep.coordinate.status import status
+from evenstep.coordinate.terms import Ending, Store, Terms
 from evenstep.journal import Journal
 from evenstep.messages import (
     Alive,
+    Answer,
     Began,
     Done,
     FromClient,
     Generation,
     Goodbye,
-    Hello,
     Leaving,
     Paused,
     Refused,
@@ -86,7 +112,7 @@ class SimWorker:
 
 
 class World:
-    """The coordinator's outside and its launcher; and the workers."""
+    """What the coordinator drives, its launcher, and the workers."""
 
     def __init__(self, folder: Path, terms: Terms | None = None) -> None:
         self.folder, self.now_s = folder, 0.0
@@ -100,9 +126,96 @@ class World:
         self.began: set[int] = set()
         self.step = 0
         self.apart: set[WorkerId] = set()  # who reaches the coordinator, and no other worker
-        self.coordinator = Coordinator(self.terms, self, launcher=self)
+        self.processes = Processes()
+        self.processes.launcher = self
+        self._brain = self._new_brain()
+        self._open()
 
-    # The coordinator's outside.
+    def _new_brain(self) -> Brain:
+        path = self.folder / "journal.jsonl"
+        return Brain(lambda settings, about: Journal.create(path, settings, about), lambda: 0.0)
+
+    def _open(self, next_name: int = 0) -> None:
+        record = MembershipRecorder(self.folder / "membership.jsonl")
+        self._coordinator = Coordinator(self._brain, self, lambda: self.now_s, record)
+        self.handle(Opened(terms=self.terms, next_name=next_name))
+
+    # The coordinator.
+
+    def handle(self, event: AnyInput) -> Welcome | Refused | Answer | None:
+        """Tell the coordinator of something; its reply, if there is one."""
+        replies: list[Welcome | Refused | Answer] = []
+        self._coordinator.handle(event, replies.append)
+        return replies[0] if replies else None
+
+    @property
+    def state(self) -> RunState:
+        return self._coordinator.state
+
+    @property
+    def ending(self) -> Ending | None:
+        return self.state.ending
+
+    def status(self) -> dict[str, Any]:
+        return status(self.state, self.now_s)
+
+    def start(self, num_workers: int, explicit: bool = False) -> None:
+        self.handle(StartAsked(num_workers=num_workers, explicit=explicit))
+
+    def ask(self, what: str, *, num_workers: int = 0, worker: WorkerId = "") -> Answer:
+        scale, drain = ScaleAsked(num_workers=num_workers), WorkerDrainAsked(worker=worker)
+        answer = self.handle(scale if what == "scale" else drain)
+        assert isinstance(answer, Answer)
+        return answer
+
+    def stop_run(self, why: str) -> None:
+        self.handle(StopAsked(why=why))
+
+    def kill_run(self, why: str) -> None:
+        self.handle(KillAsked(why=why))
+
+    def tick(self) -> None:
+        self.handle(Tick())
+
+    def exited(self, worker: WorkerId, code: int, output: str = "") -> None:
+        self.handle(Exited(worker=worker, code=code, output=output))
+
+    def dying(self, worker: WorkerId, signal: int) -> None:
+        self.handle(Dying(worker=worker, signal=signal))
+
+    def disconnected(self, worker: WorkerId) -> None:
+        self.handle(Disconnected(worker=worker))
+
+    def adopt(self, worker: WorkerId) -> None:
+        self.handle(Adopted(worker=worker))
+
+    def hello(self, worker: WorkerId = "", generation: int = 0) -> Welcome | Refused:
+        """A worker's first words, of which nothing comes after."""
+        answer = self.handle(Connected(worker=worker, generation=generation))
+        assert isinstance(answer, Welcome | Refused)
+        return answer
+
+    def close(self) -> None:
+        self._coordinator.close()
+
+    # What it drives.
+
+    def perform(self, effect: AnyEffect) -> NotStarted | None:
+        match effect:
+            case Send(workers=workers, message=message):
+                for worker in workers:
+                    self.send(worker, message)
+            case HangUp(worker=worker):
+                self.hang_up(worker)
+            case StartProcesses():
+                return self.processes.start(effect)
+            case StopProcess(worker=worker):
+                self.processes.stop(worker)
+            case SaveStores(stores=stores):
+                self.kept = dict(stores)
+            case _:
+                pass
+        return None
 
     def send(self, worker: WorkerId, message: ToClient) -> None:
         if isinstance(message, Generation) and self._is_news(worker, message):
@@ -115,20 +228,11 @@ class World:
         if worker in self.workers:
             self.workers[worker].connected = False
 
-    def journal(self, settings: Settings, about: dict[str, Any]) -> Journal | None:
-        return Journal.create(self.folder / "journal.jsonl", settings, about)
-
-    def checkpoint(self) -> str:
-        return ""
-
-    def keep(self, stores: Mapping[WorkerId, Store]) -> None:
-        self.kept = dict(stores)
-
     # Its launcher.
 
     def launch(self, order: Launch) -> None:
         for _ in range(order.num_workers):
-            self.starting.append(self.coordinator.new_name())
+            self.starting.append(self.processes.name())
 
     def stop(self, worker: WorkerId) -> None:
         self.stopped.append(worker)
@@ -136,18 +240,17 @@ class World:
     # What workers do.
 
     def connect(self, name: str = "", *, launched: bool = False) -> SimWorker | None:
-        answer = self.coordinator.admit(self.now_s, Hello(proof="", worker=name))
+        answer = self.hello(name)
         if isinstance(answer, Refused):
             return None
         worker = SimWorker(answer.worker, launched)
         assert not (worker.id in self.workers and self.workers[worker.id].connected)
         self.workers[worker.id] = worker
-        self.coordinator.arrived(self.now_s, worker.id)
         return worker
 
     def say(self, worker: SimWorker, message: FromClient) -> None:
         if worker.connected:
-            self.coordinator.heard(self.now_s, worker.id, message)
+            self.handle(Heard(worker=worker.id, message=message))
 
     def ready(self, worker: SimWorker, **changes: Any) -> None:
         worker.said_ready = True
@@ -166,24 +269,24 @@ class World:
         """
         if slowly and worker.launched and worker.connected:
             worker.connected = False
-            self.coordinator.dying(self.now_s, worker.id, 9)
-            self.coordinator.closed(self.now_s, worker.id)
+            self.dying(worker.id, 9)
+            self.disconnected(worker.id)
         self.cut(worker)
         if worker.launched:
             worker.launched = False
-            self.coordinator.ended(self.now_s, worker.id, -9)
+            self.exited(worker.id, -9)
 
     def cut(self, worker: SimWorker) -> None:
         if worker.connected:
             worker.connected = False
-            self.coordinator.closed(self.now_s, worker.id)
+            self.disconnected(worker.id)
 
     def end(self, worker: SimWorker, code: int = 0) -> None:
         """It ends by itself."""
         self.cut(worker)
         if worker.launched:
             worker.launched = False
-            self.coordinator.ended(self.now_s, worker.id, code)
+            self.exited(worker.id, code)
 
     def enter(self) -> None:
         """Workers go where they are told to; a generation forms when all of its roster are in."""
@@ -253,7 +356,7 @@ class World:
                 waits |= any(self.workers[w].busy for w in self._roster(number))
                 alive = Alive(generation=number, step=self.step, waiting=waits and not worker.busy)
                 self.say(worker, alive)
-        self.coordinator.tick(self.now_s)
+        self.tick()
 
     def settle(self, rounds: int = 200) -> None:
         """Let everybody do what they can until nothing changes any more."""
@@ -265,7 +368,7 @@ class World:
                 if (worker := self.connect(name, launched=True)) is not None:
                     self.ready(worker)
                 else:
-                    self.coordinator.ended(self.now_s, name, 1)
+                    self.exited(name, 1)
             self.enter()
             self.take_step()
             self.notice()
@@ -282,23 +385,34 @@ class World:
 
     def restart(self, ended: tuple[WorkerId, ...] = ()) -> None:
         """The coordinator dies and another one goes on with its journal."""
-        self.coordinator.close()
+        self.close()
         for worker in self.workers.values():
             worker.connected = False
         self.starting.clear()
-        restored = Brain.restore(self.folder / "journal.jsonl", lambda: 0.0)
+        self._brain = self._new_brain()
+        restored = self._brain.restore(self.folder / "journal.jsonl")
         self.now_s = max(self.now_s, restored.clock_s)
-        self.coordinator = Coordinator(self.terms, self, launcher=self, names_from=1000)
-        self.coordinator.restore(self.now_s, restored, stores=self.kept, ended=ended)
+        self._open(next_name=1000)
+        took_over = TookOver(
+            facts=restored.facts,
+            rostered=tuple(sorted(restored.rostered)),
+            previous_roster=restored.previous_roster,
+            stores=self.kept,
+            ended=ended,
+        )
+        self.handle(took_over)
 
     def reconnect(self, worker: SimWorker) -> bool:
-        hello = Hello(proof="", worker=worker.id, generation=worker.generation)
-        answer = self.coordinator.admit(self.now_s, hello)
-        if isinstance(answer, Welcome):
-            assert answer.worker == worker.id
-            worker.connected = True
-            self.began.add(worker.generation)  # as far as a coordinator can tell that comes after
-            self.coordinator.arrived(self.now_s, worker.id)
+        event = Connected(worker=worker.id, generation=worker.generation)
+
+        def welcomed(answer: Welcome | Refused | Answer) -> None:
+            if isinstance(answer, Welcome):
+                assert answer.worker == worker.id
+                worker.connected = True
+                # As far as a coordinator can tell that comes after.
+                self.began.add(worker.generation)
+
+        self._coordinator.handle(event, welcomed)
         return worker.connected
 
     def finish(self, worker: SimWorker) -> None:
@@ -349,4 +463,4 @@ class World:
             (w.id, w.connected, w.generation, w.newest, w.at_once, w.paused, w.lost, w.goodbye)
             for w in self.workers.values()
         ]
-        return told, len(self.announced), len(self.starting), self.coordinator.ending
+        return told, len(self.announced), len(self.starting), self.ending

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from evenstep.coordinate.member import Terms
+from evenstep.coordinate.events import Exited, StartAsked
+from evenstep.coordinate.terms import Terms
 from evenstep.types import Launch, WorkerId
 from tests.coordinate.hosted import Hosted, hosted
 from tests.faults.watching import SCRIPT, Fault, Watching
@@ -64,16 +65,17 @@ class Cluster(Watching):
 
     def _coordinate(self, port: int = 0) -> None:
         self._host = self._stack.enter_context(hosted(self.folder, self._terms, port))
-        coordinator = self._host.host.coordinator
-        coordinator.crew.launcher = self
-        self._host.inside(lambda: self._host.host.call(coordinator.start, self._num, True))
+        service = self._host.service
+        service.processes.launcher = self
+        start = StartAsked(num_workers=self._num, explicit=True)
+        self._host.inside(lambda: service.handle(start))
 
     # The launcher, in the coordinator's thread.
 
     def launch(self, order: Launch) -> None:
         """Fork workers."""
         for _ in range(order.num_workers):
-            worker = self._host.host.coordinator.new_name()
+            worker = self._host.service.processes.name()
             env = {
                 **self._env,
                 "EVENSTEP_COORDINATOR": self._host.address,
@@ -90,8 +92,7 @@ class Cluster(Watching):
     def _ended(self, worker: WorkerId) -> None:
         forked = self._workers[worker]
         asyncio.get_running_loop().remove_reader(forked)
-        host = self._host.host
-        host.call(host.coordinator.ended, worker, forked.wait())
+        self._host.service.handle(Exited(worker=worker, code=forked.wait()))
 
     # The face of a run.
 
@@ -101,14 +102,12 @@ class Cluster(Watching):
 
     def status(self) -> dict[str, Any]:
         """The run as its coordinator sees it."""
-        host = self._host.host
-        told: dict[str, Any] = self._host.inside(lambda: host.call(host.coordinator.status))
-        return told
+        return self._host.inside(self._host.service.status)
 
     @property
     def returncode(self) -> int | None:
         """As `evenstep run` would end with; None: it goes on."""
-        ending = self._host.host.coordinator.ending
+        ending = self._host.service.state.ending
         if ending is None or any(worker.returncode is None for worker in self._workers.values()):
             return None
         return 0 if ending.ok else 1

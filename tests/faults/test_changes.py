@@ -15,7 +15,7 @@ ARGS = [*HELD, "--sum"]
 
 def test_a_worker_is_lost_while_another_joins(tmp_path: Path, alone: Alone) -> None:
     """Those who train are within a step, with a sum to come that a joiner knows nothing of."""
-    with Cluster(tmp_path, workers=5, most=7, restarts=1, args=ARGS) as run:
+    with Cluster(tmp_path, workers=5, max_workers=7, restarts=1, args=ARGS) as run:
         status = run.until_training(5)
         run.ask("scale", num_workers=6)
         run.until(lambda s: any(w["state"] == "ready" or w["rank"] == 5 for w in s["workers"]))

@@ -118,7 +118,7 @@ def test_a_batch_that_grows_with_the_workers(tmp_path: Path) -> None:
     """Each sample once an epoch, the same parameters everywhere, the rate follows the batch."""
     args = [*HELD, "--per-worker", "8", "--limit", "24"]
     given = ("batch.lr_rule=linear", "batch.lr_warmup_steps=5", "workers.max=4")
-    with Cluster(tmp_path, workers=1, most=4, sets=given, args=args) as run:
+    with Cluster(tmp_path, workers=1, max_workers=4, sets=given, args=args) as run:
         for num in (2, 3, 4):
             step = run.until_training(num - 1)["step"]
             run.until_step(step + 10)
@@ -194,7 +194,7 @@ def test_when_all_become_slow_nobody_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_spare_comes_back_without_starting_up(tmp_path: Path, alone: Alone) -> None:
-    with Cluster(tmp_path, workers=2, most=3, spares=1, args=HELD) as run:
+    with Cluster(tmp_path, workers=2, max_workers=3, spares=1, args=HELD) as run:
         run.until_training(2)
         run.ask("scale", num_workers=3)
         status, there = run.until_training(3), run.pids()
@@ -216,7 +216,7 @@ def test_workers_that_cannot_be_started_are_told_of_and_training_goes_on(tmp_pat
     script = tmp_path / "only_w0.py"
     script.write_text(ONLY_W0)
     given = ("scaling.heuristic=efficiency", "workers.max=4", "scaling.min_workers=1", *SEARCH)
-    with Cluster(tmp_path, workers=1, most=4, sets=given, args=HELD, script=script) as run:
+    with Cluster(tmp_path, workers=1, max_workers=4, sets=given, args=HELD, script=script) as run:
         told = ("did not start", "none could be started")
         until_decided(run, lambda taken: all(stays(taken, why) for why in told))
         assert any(isinstance(record.event, LaunchFailed) for record in journal(run))

@@ -7,9 +7,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from evenstep.coordinate.addresses import EVERYWHERE, is_here, outward_address
 from evenstep.coordinate.ask import ask, ask_from
-from evenstep.coordinate.dial import EVERYWHERE, is_here, way_out
-from evenstep.coordinate.run import TLS_CA, read_addresses
+from evenstep.coordinate.run_folder import TLS_CA, read_addresses
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import CoordinatorAddress, find_token, host_and_port, read_token
 from evenstep.messages import Ask
@@ -86,4 +86,4 @@ def advertised_address(host: str, local: str) -> str:
     """
     if host not in EVERYWHERE:
         return "" if local in ("127.0.0.1", "::1", "localhost") else local
-    return way_out(host)
+    return outward_address(host)

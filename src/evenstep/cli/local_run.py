@@ -18,10 +18,19 @@ import click
 
 from evenstep.cli.endpoint import advertised_address
 from evenstep.cli.signals import StopRequests
-from evenstep.coordinate.dial import EVERYWHERE
-from evenstep.coordinate.host import Host
-from evenstep.coordinate.member import MOST_WORKERS, Ending, Terms
-from evenstep.coordinate.run import RunFolder
+from evenstep.coordinate.addresses import EVERYWHERE
+from evenstep.coordinate.events import (
+    Adopted,
+    Dying,
+    EvictAsked,
+    Exited,
+    KillAsked,
+    StartAsked,
+    StopAsked,
+)
+from evenstep.coordinate.run_folder import RunFolder
+from evenstep.coordinate.service import Service
+from evenstep.coordinate.terms import MAX_WORKERS, Ending, Terms
 from evenstep.errors import ConfigError
 from evenstep.launch.local import LocalLauncher, worker_environment
 from evenstep.types import WorkerId, listed
@@ -53,9 +62,9 @@ class LocalRun:
         self._clock, self._leave_s = clock, leave_s
         self._folder, self._command = folder, command
         self._num_workers, self._size_asked = num_workers, size_asked
-        bound = f":{terms.most}" if terms.most < MOST_WORKERS else ""
+        bound = f":{terms.max_workers}" if terms.max_workers < MAX_WORKERS else ""
         about = {"script": Path(command[0]).name, "workers": f"{num_workers}{bound}"}
-        self._host = Host(folder, terms, about)
+        self._service = Service(folder, terms, about)
         self._requests = StopRequests(clock)
         self._launcher: LocalLauncher
         self._killed = False
@@ -70,25 +79,24 @@ class LocalRun:
             loop.add_signal_handler(number, self.on_signal, number)
         try:
             click.echo(f"evenstep: run {self._folder.path}, coordinator at {address}", err=True)
-            coordinator = self._host.coordinator
+            service = self._service
             for worker, pid in self._folder.outlived().items():
                 launcher.adopt(worker, pid)
-                coordinator.adopt(worker)
-            self._host.call(coordinator.start, self._num_workers, self._size_asked)
-            ending = await self._host.ending()
-            for worker in coordinator.never_joined():
+                service.handle(Adopted(worker=worker))
+            service.handle(StartAsked(num_workers=self._num_workers, explicit=self._size_asked))
+            ending = await service.ending()
+            for worker in service.state.running_processes - service.state.rostered:
                 launcher.stop(worker)
             if ending.ok:
                 await self._await_processes()
             await launcher.close(0.0 if self._killed else GRACE_S)
-            assert coordinator.ending is not None
-            ending = coordinator.ending  # a script may also fail after training
+            ending = await service.ending()  # a script may also fail after training
             if ending.ok and self._cut_short:
                 return replace(ending, why=f"{ending.why}; {self._cut_short}")
             return ending
         finally:
             await launcher.close()
-            await self._host.close()
+            await self._service.close()
 
     async def _await_processes(self) -> None:
         """Wait for the workers' processes after the run has ended.
@@ -96,7 +104,7 @@ class LocalRun:
         A script that has trained to the end may run on for as long as it needs. A worker that left
         the run earlier is terminated after `leave_s`.
         """
-        launcher, coordinator = self._launcher, self._host.coordinator
+        launcher, service = self._launcher, self._service
         deadline_s = self._clock() + self._leave_s
         logged: set[WorkerId] = set()
         while not await launcher.wait(min(POLL_S, self._leave_s)):
@@ -104,19 +112,19 @@ class LocalRun:
                 logged = launcher.running
                 log.info("waiting for the processes of %s to end", listed(sorted(logged)))
             if self._clock() >= deadline_s:
-                overdue = launcher.running - coordinator.trained - coordinator.crew.evicted
+                overdue = launcher.running - service.state.finished - service.state.evicted
                 for worker in sorted(overdue):
                     text = "%s has left the run but is still running after %g s: terminating it"
                     log.warning(text, worker, self._leave_s)
-                    coordinator.crew.evict(worker)
+                    service.handle(EvictAsked(workers=(worker,)))
 
     async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> str:
         last_port = self._folder.address().rpartition(":")[2]
         if not port and last_port.isdecimal():  # surviving workers reconnect to this port
             with suppress(OSError):
-                return await self._host.open(host, int(last_port), tls)
+                return await self._service.open(host, int(last_port), tls)
         try:
-            return await self._host.open(host, port, tls)
+            return await self._service.open(host, port, tls)
         except OSError as e:
             raise ConfigError("--host, --port", f"cannot listen at {host}:{port}: {e}") from None
 
@@ -130,38 +138,39 @@ class LocalRun:
             tls_ca=self._folder.tls_ca(),
             num_workers=self._num_workers,
         )
-        coordinator = self._host.coordinator
+        service = self._service
         launcher = LocalLauncher(
             [sys.executable, *self._command],
             env=env,
             logs=self._folder.logs,
-            name=coordinator.new_name,
-            on_dying=lambda *dying: self._host.call(coordinator.dying, *dying),
-            on_end=lambda *end: self._host.call(coordinator.ended, *end),
+            name=service.processes.name,
+            on_dying=lambda worker, number: service.handle(Dying(worker=worker, signal=number)),
+            on_end=lambda worker, code, output: service.handle(
+                Exited(worker=worker, code=code, output=output)
+            ),
             out=sys.stdout,
         )
-        coordinator.crew.launcher = launcher
+        service.processes.launcher = launcher
         return launcher
 
     def on_signal(self, number: int) -> None:
         """First request: stop gracefully; second: kill. After the run: terminate the scripts."""
         if not self._requests.count_signal():
             return
-        name, coordinator = signal.Signals(number).name, self._host.coordinator
-        ending, running = coordinator.ending, sorted(coordinator.crew.running)
+        name, service = signal.Signals(number).name, self._service
+        ending, running = service.state.ending, sorted(service.state.running_processes)
         if ending is None and self._requests.num == 1:
             log.info("%s: stopping after this step, with a checkpoint; send it again to kill", name)
-            self._host.call(coordinator.stop, name)
+            service.handle(StopAsked(why=name))
         elif ending is not None and ending.ok and not self._cut_short:
             log.info("%s: terminating scripts that still run; send it again to kill", name)
             if running:
                 self._cut_short = f"{name} ended scripts that still ran: {listed(running)}"
-            for worker in running:
-                coordinator.crew.evict(worker)
+            service.handle(EvictAsked(workers=tuple(running)))
         else:
             log.info("%s: killing all workers", name)
             why = f"killed by {name} before it could stop gracefully"
-            self._host.call(coordinator.fail, why)
+            service.handle(KillAsked(why=why))
             self._killed = True
             for worker in running:
                 self._launcher.kill(worker)

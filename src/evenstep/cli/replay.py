@@ -10,11 +10,15 @@ import click
 import msgspec
 
 from evenstep.config import Settings
-from evenstep.coordinate.run import JOURNAL
-from evenstep.journal import Record, read
+from evenstep.coordinate.events import AnyEffect, Heard, Reply, Send
+from evenstep.coordinate.record import MembershipRecord, read_record, story
+from evenstep.coordinate.replay import DivergedError, RecordedBrain, replay_membership
+from evenstep.coordinate.run_folder import JOURNAL, MEMBERSHIP
+from evenstep.journal import Record, Records, read
+from evenstep.messages import Generation
 from evenstep.simulate.replay import replay
 from evenstep.strict import build, override
-from evenstep.types import AnyAction, Launch, Plan, Regroup, StepDone
+from evenstep.types import AnyAction, Launch, Plan, Regroup, StepDone, listed
 
 SHOWN = 3
 """How many different decisions are shown."""
@@ -23,13 +27,23 @@ SHOWN = 3
 @click.command("replay")
 @click.argument("journal", type=click.Path(path_type=Path))
 @click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change the settings.")
+@click.option("--worker", help="Show what happened to one worker of a run's folder instead.")
 @click.pass_context
-def replay_command(ctx: click.Context, journal: Path, sets: tuple[str, ...]) -> None:
+def replay_command(
+    ctx: click.Context, journal: Path, sets: tuple[str, ...], worker: str | None
+) -> None:
     """Decide the run recorded in JOURNAL again and show where decisions differ.
 
     JOURNAL is a file, or the folder of a run. Without --set a difference is a fault, and the exit
-    code is 1. With --set it is the answer: what would have been decided on the same events.
+    code is 1; of a folder, membership is replayed too: who was announced, told and launched. With
+    --set a difference is the answer: what would have been decided on the same events.
     """
+    membership = journal / MEMBERSHIP
+    if worker is not None:
+        for told in story(read_record(membership), worker):
+            effects = "; ".join(map(_short_effect, told.effects))
+            click.echo(f"{told.at_s:.3f} s  {_input(told)}{': ' * bool(effects)}{effects}")
+        return
     header, records = read(journal / JOURNAL if journal.is_dir() else journal)
     settings = build(Settings, override(_plain(header.settings), sets), source="--set")
     was = header.settings
@@ -55,6 +69,8 @@ def replay_command(ctx: click.Context, journal: Path, sets: tuple[str, ...]) -> 
         click.echo("the last line broke off and was left out")
     if not different:
         click.echo(f"{num} records, each decided as recorded")
+        if not sets and membership.exists() and not _replay_membership(membership, was, records):
+            ctx.exit(1)
         return
     click.echo(
         f"{different} of {num} records are decided differently; first different plan: "
@@ -62,6 +78,63 @@ def replay_command(ctx: click.Context, journal: Path, sets: tuple[str, ...]) -> 
     )
     for name, kind in (("plans", Plan), ("regroups", Regroup), ("launches", Launch)):
         click.echo(f"{name:9s} {before[kind]} recorded, {after[kind]} now")
+
+
+def _replay_membership(path: Path, settings: Settings, journal: Records) -> bool:
+    """Handle the recorded inputs again; False at the first one with other effects."""
+    num, numbers = 0, set()
+    try:
+        for record, effects in replay_membership(
+            read_record(path), RecordedBrain(settings, journal)
+        ):
+            num += 1
+            if effects != record.effects:
+                click.echo(_other_effects(num, record, effects))
+                return False
+            sent = [e.message for e in effects if isinstance(e, Send)]
+            numbers |= {m.number for m in sent if isinstance(m, Generation)}
+    except DivergedError as e:
+        click.echo(f"membership record {num + 1}: {e}")
+        return False
+    click.echo(
+        f"{num} membership records with {len(numbers)} announced generations, each handled as "
+        "recorded"
+    )
+    return True
+
+
+def _other_effects(num: int, record: MembershipRecord, effects: tuple[AnyEffect, ...]) -> str:
+    same = [a == b for a, b in zip(record.effects, effects, strict=False)]
+    first = [*same, False].index(False)
+    before, now = record.effects[first:], effects[first:]
+    return (
+        f"membership record {num}, at {record.at_s:.3f} s, {_input(record)}:\n"
+        f"  recorded  {'; '.join(map(_short_effect, before)) or 'nothing more'}\n"
+        f"  now       {'; '.join(map(_short_effect, now)) or 'nothing more'}"
+    )
+
+
+def _input(record: MembershipRecord) -> str:
+    event = record.event
+    name = type(event).__name__
+    if isinstance(event, Heard):
+        name += f" {type(event.message).__name__}"
+    worker = getattr(event, "worker", "")
+    return f"{name} of {worker}" if worker else name
+
+
+def _short_effect(effect: AnyEffect) -> str:
+    """One effect in one line, the workers of a large roster cut short."""
+    match effect:
+        case Send(workers=workers, message=Generation() as told):
+            how = "at a step's end" if told.planned else "at once"
+            shown = f"generation {told.number} {how}: {listed(told.roster)} ({told.reason})"
+            return f"announce to {listed(workers)} {shown}"
+        case Send(workers=workers, message=message):
+            return f"send {listed(workers)} {message}"
+        case Reply(message=message):
+            return f"reply {message}"
+    return str(effect)
 
 
 def _plain(settings: Settings) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from evenstep.cli.run_options import (
     worker_counts,
     worker_prices,
 )
-from evenstep.coordinate.member import Terms
-from evenstep.coordinate.run import RunFolder
+from evenstep.coordinate.run_folder import RunFolder
+from evenstep.coordinate.terms import Terms
 from evenstep.errors import ConfigError
 from evenstep.journal import read
 from evenstep.launch.logs import show_log
@@ -123,8 +123,8 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
             checkpoint_every_s=options["checkpoint_every"],
             checkpoints_kept=options["keep"],
             sets=(*workers.sets, *sets),
-            least=workers.min,
-            most=workers.max,
+            min_workers=workers.min,
+            max_workers=workers.max,
             restarts=options["restarts"],
             spares=options["spares"],
             prices=prices,

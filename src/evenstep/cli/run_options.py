@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from evenstep.config import Settings
-from evenstep.coordinate.member import MOST_WORKERS
+from evenstep.coordinate.terms import MAX_WORKERS
 from evenstep.engine import assemble
 from evenstep.errors import ConfigError
 from evenstep.strict import build, override
@@ -29,7 +29,7 @@ class WorkerCounts:
     @property
     def sets(self) -> tuple[str, ...]:
         """The bounds as settings; none if the run is unbounded."""
-        if self.max == MOST_WORKERS:
+        if self.max == MAX_WORKERS:
             return ()
         return f"workers.max={self.max}", f"scaling.min_workers={self.min}"
 
@@ -46,7 +46,7 @@ def worker_counts(given: str | None, at_start: str) -> WorkerCounts:
         )
     if upper and start > upper:
         raise ConfigError("--workers", f"at most {upper}, as the run began: got {start}")
-    return WorkerCounts(start=start, min=lower if upper else 1, max=upper or MOST_WORKERS)
+    return WorkerCounts(start=start, min=lower if upper else 1, max=upper or MAX_WORKERS)
 
 
 def _parse_workers(text: str) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""The engine on a real clock and real sockets: who takes part in a run, and who said so."""
+"""The coordinator: membership as a pure machine, and the drivers around it."""

@@ -1,22 +1,20 @@
-"""The engine of a run: made at the first Ready, asked in moderation, restored from its journal."""
+"""The engine of a run as membership asks it: paced, journalled, restored from its journal."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from evenstep.config import BatchSettings, Settings
+from evenstep.config import Settings
 from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
-from evenstep.errors import BatchBoundsError, ConfigError, JournalError, PlanError
+from evenstep.errors import JournalError, PlanError
 from evenstep.journal import Journal, read
-from evenstep.messages import ALIKE, Ready, differ
 from evenstep.pace import Means, Pace, Tally
-from evenstep.strict import build, override
 from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, StepReport, WorkerId
 
 log = logging.getLogger("evenstep")
@@ -24,153 +22,121 @@ log = logging.getLogger("evenstep")
 Timer = Callable[[], float]
 """Seconds that this thread has computed for."""
 
+OpenJournal = Callable[[Settings, dict[str, Any]], Journal | None]
+
 
 class Brain:
-    """Decides for one run. What it is told goes to the journal first."""
+    """Decides for one run. An event goes to the journal before anyone acts on it."""
 
-    def __init__(self, engine: Engine, facts: dict[str, Any], timer: Timer) -> None:
-        self._engine, self._facts, self._timer = engine, facts, timer
+    def __init__(self, open_journal: OpenJournal, timer: Timer) -> None:
+        self._open_journal, self._timer = open_journal, timer
+        self._engine: Engine | None = None
+        self.num_decided = 0  # events decided on; each is a record of the journal
         self._pace = Pace()
         self._balances = True
         self._means, self._tally = Means(), Tally()
 
-    @classmethod
-    def begin(
-        cls,
-        ready: Ready,
-        sets: Sequence[str],
-        journal: Callable[[Settings, dict[str, Any]], Journal | None],
-        timer: Timer,
-        *,
-        num_workers: int = 1,
-    ) -> Brain:
-        """The brain of a new run, by its first worker and the command line.
+    def begin(self, settings: Settings, facts: dict[str, Any]) -> None:
+        """Begin a new run."""
+        engine = Engine(settings)
+        engine.journal = self._open_journal(engine.cluster.settings, {"facts": facts})
+        self._engine = engine
 
-        Raises BatchBoundsError if the batch cannot be shared among `num_workers`, or workers.min.
-        """
-        engine = Engine(settings_of(ready, sets))
-        settings = engine.cluster.settings
-        _check_room(settings.batch, max(num_workers, settings.workers.min), ready.cap)
-        facts = {name: getattr(ready, name) for name in ALIKE}
-        engine.journal = journal(settings, {"facts": facts})
-        return cls(engine, facts, timer)
-
-    @classmethod
-    def restore(cls, path: Path, timer: Timer) -> Restored:
-        """The brain of a run that goes on."""
+    def restore(self, path: Path) -> Restored:
+        """Go on with the run of a journal."""
         journal = Journal.resume(path)
         try:
             header, records = read(path)
             engine, clock_s = Engine(header.settings), 0.0
-            used: set[WorkerId] = set()
-            before: tuple[WorkerId, ...] = ()
+            rostered: set[WorkerId] = set()
+            previous: tuple[WorkerId, ...] = ()
             for record in records:
-                was = engine.cluster
+                before = engine.cluster
                 engine.handle(record.at_s, record.event)
+                self.num_decided += 1
                 clock_s = max(clock_s, record.at_s)
-                if engine.cluster.generation > was.generation:
-                    before = was.roster
+                if engine.cluster.generation > before.generation:
+                    previous = before.roster
                 if isinstance(record.event, Joined):
-                    used.update(w.id for w in record.event.workers)
+                    rostered.update(w.id for w in record.event.workers)
         except BaseException:
             journal.close()
             raise
         engine.journal = journal
-        brain = cls(engine, header.about.get("facts", {}), timer)
-        return Restored(brain=brain, clock_s=clock_s, used=used, before=before)
+        self._engine = engine
+        facts = header.about.get("facts", {})
+        return Restored(clock_s=clock_s, rostered=rostered, previous_roster=previous, facts=facts)
 
     @property
     def cluster(self) -> Cluster:
         """What it knows."""
-        return self._engine.cluster
+        return self._begun.cluster
 
-    def differs(self, ready: Ready) -> str:
-        """What a worker has otherwise than the run, with both values; empty if nothing."""
-        told = {name: getattr(ready, name) for name in ALIKE}
-        known = {**told, **self._facts}  # older journals lack what is new
-        for name in ALIKE:
-            if told[name] != known[name]:
-                return f"{name} {differ(name, told[name], 'here', known[name], 'in the run')}"
-        self._facts = known
-        return ""
+    @property
+    def _begun(self) -> Engine:
+        assert self._engine is not None, "the first ready worker begins the run"
+        return self._engine
 
-    def handle(self, at_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:
-        """Decide. If the journal cannot be written any more, the run goes on without it."""
-        begun_s = self._timer()
+    def decide(self, now_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:
+        """Decide on an event; on a step only if it is worth the time."""
+        return self._step(now_s, event) if isinstance(event, StepDone) else self._put(now_s, event)
+
+    def _put(self, now_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:
+        """If the journal cannot be written any more, the run goes on without it."""
+        began_s = self._timer()
         try:
-            actions = self._engine.handle(at_s, event)
+            actions = self._begun.handle(now_s, event)
         except JournalError as e:
             log.error("%s; the run goes on, but nobody can take it over", e)
             self.close()
-            actions = self._engine.handle(at_s, event)
+            actions = self._begun.handle(now_s, event)
+        self.num_decided += 1
         moved = any(isinstance(action, Plan) for action in actions)
-        self._pace.decided(self._timer() - begun_s, moved=moved)
+        self._pace.decided(self._timer() - began_s, moved=moved)
         return actions
 
-    def step(self, at_s: float, done: StepDone) -> tuple[AnyAction, ...]:
-        """Decide on a step if it is worth it. A mistake here ends balancing, not training."""
+    def _step(self, now_s: float, done: StepDone) -> tuple[AnyAction, ...]:
+        """A mistake of a policy ends balancing, not training."""
         if not self._balances:
             return ()
         try:
-            return self._step(at_s, done)
+            return self._paced(now_s, done)
         except PlanError as e:
             log.error("the balancer has stopped, shares stay: %s", e)
-            self._balances = False
-            return ()
         except Exception:
             log.exception("the balancer has stopped, shares stay")
-            self._balances = False
-            return ()
+        self._balances = False
+        return ()
 
-    def _step(self, at_s: float, done: StepDone) -> tuple[AnyAction, ...]:
+    def _paced(self, now_s: float, done: StepDone) -> tuple[AnyAction, ...]:
         num, samples = done.steps.num, [r.samples for r in done.reports]
         compute_s = [r.compute_s for r in done.reports]
         spread_s = [r.spread_s for r in done.reports]
-        wanted = self._pace.wants(at_s, compute_s, num=num)
+        wanted = self._pace.wants(now_s, compute_s, num=num)
         self._means.add(samples, compute_s, spread_s, anew=self._pace.lively, num=num)
         if not wanted:
             self._tally.add(done.generation, done.steps)
             return ()
         self._tally.add(done.generation, done.quiet)
-        rows = tuple(map(_computing, done.reports, self._means.take()))
+        rows = tuple(map(_with_mean, done.reports, self._means.take()))
         quiet = self._tally.take(done.generation)
-        return self.handle(at_s, replace(done, reports=rows, quiet=quiet))
+        return self._put(now_s, replace(done, reports=rows, quiet=quiet))
 
     def close(self) -> None:
-        """End the journal."""
-        if self._engine.journal is not None:
+        """Close the journal."""
+        if self._engine is not None and self._engine.journal is not None:
             self._engine.journal.close()
-        self._engine.journal = None
+            self._engine.journal = None
 
 
 class Restored(NamedTuple):
     """A run as its journal has it."""
 
-    brain: Brain
     clock_s: float  # where the run's own clock stands
-    used: set[WorkerId]  # every id that was ever in a roster
-    before: tuple[WorkerId, ...]  # the roster before the newest
+    rostered: set[WorkerId]  # every id that was ever in a roster
+    previous_roster: tuple[WorkerId, ...]  # of the generation before the newest
+    facts: dict[str, Any]  # that all workers share
 
 
-def settings_of(ready: Ready, sets: Sequence[str]) -> Settings:
-    """Defaults, under the script's own settings, under the command line's."""
-    settings = build(Settings, override(ready.settings, sets))
-    own = {"size": ready.batch, "per_worker": ready.per_worker, "limit": ready.limit}
-    for name, value in own.items():
-        if getattr(settings.batch, name) != value:
-            raise ConfigError(f"batch.{name}", f"is the script's own, {value}: set it there")
-    return settings
-
-
-def _check_room(batch: BatchSettings, num_workers: int, cap: int | None) -> None:
-    """Raise if even the largest batch has too few samples for so many workers.
-
-    Such a run would pause for ever: workers that join make it larger still.
-    """
-    largest, each = batch.size or batch.limit, min(batch.min_share, cap or batch.min_share)
-    if each * num_workers > largest:
-        raise BatchBoundsError(largest, each * num_workers, largest, num_workers)
-
-
-def _computing(report: StepReport, usual: tuple[float, float]) -> StepReport:
+def _with_mean(report: StepReport, usual: tuple[float, float]) -> StepReport:
     return replace(report, compute_s=usual[0], spread_s=usual[1])

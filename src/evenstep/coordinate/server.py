@@ -1,7 +1,7 @@
-"""The coordinator's ear: connections, proofs, bounded lines, and nobody who holds others up.
+"""The coordinator's sockets: handshakes, bounded lines, and no client that can block the others.
 
-A stranger gets a nonce, little time and little room. One who has proved that it knows the token may
-speak; what it says wrongly is refused and counted. One who does not read is dropped.
+A client gets a nonce, and little time and memory until it has proved that it knows the token. Then
+its messages are read; bad ones are refused and counted. A client that does not read is dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from evenstep.coordinate.dial import spell
+from evenstep.coordinate.addresses import spell
+from evenstep.coordinate.events import SendReply
 from evenstep.errors import InvalidInputError
 from evenstep.messages import (
     COORDINATOR,
@@ -41,25 +42,24 @@ from evenstep.wire import MAX_BYTES
 
 log = logging.getLogger("evenstep")
 
-PROOF_S = 5.0  # for a stranger to prove itself
-STRANGERS = 200  # at once; beyond that the oldest is dropped
-UNREAD_BYTES = 4 * 2**20  # waiting for one reader; beyond that it is dropped
-PARTING_S = 5.0  # for the last line to be read
-MISTAKES = 100  # of one connection
+PROOF_S = 5.0  # deadline of the handshake
+MAX_STRANGERS = 200  # clients without a proof at once; beyond that the oldest is dropped
+UNREAD_BYTES = 4 * 2**20  # buffered for one client; beyond that it is dropped
+HANG_UP_S = 5.0  # for the last line to be read
+MAX_MISTAKES = 100  # bad messages of one connection
 
 
 class Listener(Protocol):
-    """Who decides what is said."""
+    """Handles what clients say. A reply comes before the call returns."""
 
-    def admit(self, hello: Hello) -> Welcome | Refused: ...
-    def arrived(self, worker: WorkerId) -> None: ...
+    def connected(self, hello: Hello, reply: SendReply) -> None: ...
     def heard(self, worker: WorkerId, message: FromClient) -> None: ...
     def closed(self, worker: WorkerId) -> None: ...
-    def ask(self, ask: Ask) -> Answer: ...
+    def ask(self, ask: Ask, reply: SendReply) -> None: ...
 
 
 class _RefusedError(Exception):
-    """A stranger goes. The reason is what it is counted under; `told` is what it hears."""
+    """A client is refused: counted under `reason`, told `told`."""
 
     def __init__(self, reason: str, told: str = "", proof: str = "") -> None:
         super().__init__(reason)
@@ -67,18 +67,18 @@ class _RefusedError(Exception):
 
 
 class Server:
-    """Listens for workers and operators, in the event loop that it was opened in."""
+    """Listens for workers and operators, in the event loop it was opened in."""
 
     def __init__(self, token: str, listener: Listener) -> None:
         self._token, self._listener = token, listener
         self._server: asyncio.Server | None = None
         self._workers: dict[WorkerId, asyncio.StreamWriter] = {}
-        self._strangers: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._strangers: dict[asyncio.StreamWriter, None] = {}  # without a proof, oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self.refused: Counter[str] = Counter()
 
     async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> str:
-        """Listen; the address with the port that was found."""
+        """Listen; returns the address with the port that is used."""
         timeout_s = PROOF_S if tls else None
         self._server = await asyncio.start_server(
             self._meet, host, port, ssl=tls, ssl_handshake_timeout=timeout_s, limit=GREETING_BYTES
@@ -86,7 +86,7 @@ class Server:
         return spell(host, self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Hang up, giving what was said a little time to be read."""
+        """Close all connections, with a little time for the last lines to be read."""
         if self._server is not None:
             self._server.close()
         for worker in list(self._workers):
@@ -94,18 +94,19 @@ class Server:
         for writer in list(self._strangers):
             writer.transport.abort()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=PARTING_S)
+            await asyncio.wait(self._tasks, timeout=HANG_UP_S)
         for task in list(self._tasks):
             task.cancel()
 
-    def send(self, worker: WorkerId, message: ToClient) -> None:
-        """Say something to a worker, without waiting for it."""
-        writer = self._workers.get(worker)
-        if writer is not None:
-            self._write(writer, message)
+    def send(self, message: ToClient, *workers: WorkerId) -> None:
+        """Send a message, without waiting for anyone to read it."""
+        line = to_client.encode(message)
+        for worker in workers:
+            if (writer := self._workers.get(worker)) is not None:
+                self._write_line(writer, line)
 
     def hang_up(self, worker: WorkerId) -> None:
-        """End a worker's connection once it has read what was said."""
+        """Close a worker's connection once it has read what was sent."""
         writer = self._workers.pop(worker, None)
         if writer is not None:
             self._keep(asyncio.create_task(_hang_up(writer)))
@@ -117,26 +118,23 @@ class Server:
         lines = _Lines(reader)
         try:
             first = await self._prove(lines, writer)
-            if isinstance(first, Ask):
-                answer = self._listener.ask(first)
-                self._write(writer, replace(answer, proof=self._proof_to(first)))
-            elif (worker := self._welcome(writer, first)) is not None:
+            if (worker := self._answer(writer, first)) is not None:
                 await self._hear(worker, lines, writer)
         except _RefusedError as e:
             self.refused[e.reason] += 1
             self._write(writer, Refused(why=e.told, proof=e.proof))
         except (OSError, EOFError):
-            pass  # it hung up
+            pass  # the client hung up
         except Exception:
-            log.exception("a mistake of the coordinator's own")
+            log.exception("a bug in the coordinator")
         finally:
             self._strangers.pop(writer, None)
             await _hang_up(writer)
 
     async def _prove(self, lines: _Lines, writer: asyncio.StreamWriter) -> Hello | Ask:
-        """The first words of someone who knows the token."""
+        """The first message of a client that knows the token."""
         self._strangers[writer] = None
-        if len(self._strangers) > STRANGERS:
+        if len(self._strangers) > MAX_STRANGERS:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             self.refused["too many at once"] += 1
@@ -164,23 +162,32 @@ class Server:
         self._strangers.pop(writer, None)
         return first
 
-    def _proof_to(self, first: Hello | Ask) -> str:
-        """That we know the token, for someone who has proved it: others could pass it on."""
-        return proof(self._token, first.nonce, COORDINATOR)
+    def _answer(self, writer: asyncio.StreamWriter, first: Hello | Ask) -> WorkerId | None:
+        """Answer the first message, with the coordinator's own proof; the worker, if welcome."""
+        # Only to a client that has proved itself: others could relay it.
+        proved = proof(self._token, first.nonce, COORDINATOR)
+        answers: list[Welcome | Refused | Answer] = []
 
-    def _welcome(self, writer: asyncio.StreamWriter, hello: Hello) -> WorkerId | None:
-        answer = self._listener.admit(hello)
+        def reply(answer: Welcome | Refused | Answer) -> None:
+            answers.append(answer)
+            if isinstance(answer, Welcome):
+                self._workers[answer.worker] = writer
+            if not isinstance(answer, Refused):
+                self._write(writer, replace(answer, proof=proved))
+
+        if isinstance(first, Ask):
+            self._listener.ask(first, reply)
+        else:
+            self._listener.connected(first, reply)
+        (answer,) = answers
         if isinstance(answer, Refused):
-            raise _RefusedError("not taken in", answer.why, self._proof_to(hello))
-        self._workers[answer.worker] = writer
-        self._write(writer, replace(answer, proof=self._proof_to(hello)))
-        self._listener.arrived(answer.worker)
-        return answer.worker
+            raise _RefusedError("not taken in", answer.why, proved)
+        return answer.worker if isinstance(answer, Welcome) else None
 
     async def _hear(self, worker: WorkerId, lines: _Lines, writer: asyncio.StreamWriter) -> None:
         mistakes = 0
         try:
-            while mistakes < MISTAKES:
+            while mistakes < MAX_MISTAKES:
                 line = await lines.next(MAX_BYTES)
                 try:
                     message = from_client.decode(line)
@@ -190,14 +197,16 @@ class Server:
                 except InvalidInputError as e:
                     mistakes += 1
                     self.refused["bad message"] += 1
-                    log.warning("%s said what cannot be: %s", worker, e)
+                    log.warning("bad message from %s: %s", worker, e)
         finally:
-            if self._workers.get(worker) is writer:  # else it was us who hung up
+            if self._workers.get(worker) is writer:  # else the coordinator hung up
                 del self._workers[worker]
                 self._listener.closed(worker)
 
     def _write(self, writer: asyncio.StreamWriter, message: ToClient) -> None:
-        line = to_client.encode(message)
+        self._write_line(writer, to_client.encode(message))
+
+    def _write_line(self, writer: asyncio.StreamWriter, line: bytes) -> None:
         if writer.transport.get_write_buffer_size() + len(line) > UNREAD_BYTES:
             self.refused["does not read"] += 1
             writer.transport.abort()
@@ -210,23 +219,23 @@ class Server:
 
 
 class _Lines:
-    """Lines of a stream, each no longer than is allowed at that point."""
+    """Lines of a stream, each no longer than allowed at that point."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader, self._held = reader, bytearray()
 
-    async def next(self, most_bytes: int) -> bytes:
+    async def next(self, max_bytes: int) -> bytes:
         searched = 0
         while (end := self._held.find(b"\n", searched)) < 0:
             searched = len(self._held)
-            if searched > most_bytes:
-                raise _RefusedError("line too long", f"a line is at most {most_bytes} bytes long")
+            if searched > max_bytes:
+                raise _RefusedError("line too long", f"a line is at most {max_bytes} bytes long")
             chunk = await self._reader.read(2**16)
             if not chunk:
                 raise EOFError
             self._held += chunk
-        if end > most_bytes:
-            raise _RefusedError("line too long", f"a line is at most {most_bytes} bytes long")
+        if end > max_bytes:
+            raise _RefusedError("line too long", f"a line is at most {max_bytes} bytes long")
         line = bytes(self._held[:end])
         del self._held[: end + 1]
         return line
@@ -235,7 +244,7 @@ class _Lines:
 async def _hang_up(writer: asyncio.StreamWriter) -> None:
     """Close, without waiting long for the last line to be read."""
     try:
-        async with asyncio.timeout(PARTING_S):
+        async with asyncio.timeout(HANG_UP_S):
             writer.close()
             await writer.wait_closed()
     except (TimeoutError, OSError):

@@ -1,105 +1,112 @@
-"""Going on with a run after its coordinator was gone: members come back, or are given up."""
+"""A run whose coordinator was gone: its workers come back, or are given up."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from dataclasses import replace
 
-from evenstep.coordinate.brain import Restored
-from evenstep.coordinate.changes import Changes
-from evenstep.coordinate.member import Outside, Store, Terms
-from evenstep.ports import Launcher
+from evenstep.coordinate import roster
+from evenstep.coordinate.announce import let_go, make_generation, pause
+from evenstep.coordinate.draft import Draft
+from evenstep.coordinate.events import TookOver
+from evenstep.coordinate.state import Changing, Returning, Starting, Training
 from evenstep.types import Regroup, WorkerId
 
 
-class Takeover(Changes):
-    """Waits for the members that a journal tells of, then goes on with those who are there."""
+def take_over(d: Draft, event: TookOver) -> None:
+    """Go on with a run. Its workers may come back until their lease is over."""
+    d.cluster = d.brain.cluster
+    d.facts = dict(event.facts)
+    d.rostered.update(event.rostered)
+    d.stores.update(event.stores)
+    d.progress = replace(d.progress, step=d.cluster.step)
+    roster.reconcile(d, "the coordinator was restarted")
+    missing = {}
+    for worker in d.roster:
+        if worker in event.ended:
+            missing[worker] = "it ended with the coordinator"
+        elif worker not in event.stores:
+            missing[worker] = "the address of its store is not known"
+    d.phase = Returning(
+        away=frozenset(d.roster) - missing.keys(),
+        missing=missing,
+        previous_roster=event.previous_roster,
+        until_s=d.now_s + d.terms.lease_s,
+    )
+    _resume_if_complete(d)
 
-    def __init__(self, terms: Terms, outside: Outside, launcher: Launcher | None) -> None:
-        super().__init__(terms, outside, launcher)
-        self._behind: set[WorkerId] = set()  # back, but in an older generation
-        self._before: tuple[WorkerId, ...] = ()  # the roster before the newest
-        self._lease_until_s = 0.0
 
-    def restore(
-        self,
-        now_s: float,
-        restored: Restored,
-        *,
-        stores: Mapping[WorkerId, Store],
-        ended: Collection[WorkerId] = (),
-    ) -> None:
-        """Go on with a run. Its members may come back until the lease is over.
+def returned(d: Draft, worker: WorkerId, generation: int) -> None:
+    """A worker of the newest roster is back."""
+    assert isinstance(d.phase, Returning)
+    behind = {worker} if generation < d.number else set()
+    d.phase = replace(d.phase, away=d.phase.away - {worker}, behind=d.phase.behind | behind)
+    _resume_if_complete(d)
 
-        `ended` are workers whose processes are known to be gone.
-        """
-        self._brain = brain = restored.brain
-        self._used.update(restored.used)
-        self._before = restored.before
-        self._stores.update(stores)
-        self._step = brain.cluster.step
-        self._reconcile(now_s, "the coordinator was restarted")
-        for worker in brain.cluster.roster:
-            if worker in ended:
-                self._missing[worker] = "it ended with the coordinator"
-            elif worker not in stores:
-                self._missing[worker] = "nobody knows where it is"
-            else:
-                self._away.add(worker)
-        self._lease_until_s = now_s + self.terms.lease_s
-        if not self._away:
-            self._take_over(now_s)
 
-    def adopt(self, worker: WorkerId) -> None:
-        """A process outlived the coordinator that launched it. One that was to leave is going."""
-        self.crew.add(worker)
-        if worker in self._used and worker not in self._roster:
-            self.crew.in_order.add(worker)
+def give_up(d: Draft, worker: WorkerId, why: str) -> bool:
+    """Do not wait for a worker to come back. False: nobody did."""
+    if not isinstance(d.phase, Returning) or worker not in d.phase.away:
+        return False
+    missing = {**d.phase.missing, worker: why}
+    d.phase = replace(d.phase, away=d.phase.away - {worker}, missing=missing)
+    _resume_if_complete(d)
+    return True
 
-    def stop(self, now_s: float, why: str) -> None:
-        """End the run in order: at a step's end, with a checkpoint, without those who are away."""
-        for worker in sorted(self._away):
-            self.crew.evict(worker)
-            self._give_up(now_s, worker, "the run is ending")
-        super().stop(now_s, why)
 
-    def _give_up(self, now_s: float, worker: WorkerId, why: str) -> bool:
-        """Do not wait for a member to come back."""
-        if worker not in self._away:
-            return False
-        self._away.discard(worker)
-        self._missing[worker] = why
-        if not self._away:
-            self._take_over(now_s)
-        return True
+def check_lease(d: Draft) -> None:
+    """Give up the workers that did not come back within their lease."""
+    if isinstance(d.phase, Returning) and d.now_s >= d.phase.until_s:
+        late = dict.fromkeys(sorted(d.phase.away), "it did not come back within the lease")
+        d.phase = replace(d.phase, away=frozenset(), missing={**d.phase.missing, **late})
+        _resume_if_complete(d)
 
-    def _take_over(self, now_s: float) -> None:
-        """All members are back, or will not come."""
-        assert self._brain is not None
-        cluster = self._brain.cluster
-        missing, self._missing = self._missing, {}
-        behind, self._behind = self._behind, set()
-        if behind:  # the newest generation was announced, and has not begun
-            for member in self._members.values():
-                member.begun = member.id in self._before
-        if missing:
-            self._lose(now_s, missing)
-        elif cluster.plan is None:
-            if cluster.roster:
-                self._pause("too few workers")
-        elif behind and self._newcomers():  # they meet nobody within a step, and join later
-            self._go_on(now_s, {})
+
+def adopt(d: Draft, worker: WorkerId) -> None:
+    """A process outlived the coordinator that launched it. One out of the roster is leaving."""
+    d.processes[worker] = replace(d.process(worker), running=True)
+    d.has_launched = True
+    if worker in d.rostered and worker not in d.roster:
+        d.expect_no_more(worker)
+
+
+def stop(d: Draft, why: str) -> None:
+    """End the run in order, without the workers that are away."""
+    for worker in sorted(d.away):
+        d.evict_process(worker)
+        give_up(d, worker, "the run is ending")
+    roster.stop(d, why)
+
+
+def _resume_if_complete(d: Draft) -> None:
+    """Once all workers are back or given up: go on."""
+    returning = d.phase
+    if not isinstance(returning, Returning) or returning.away:
+        return
+    assert d.cluster is not None
+    cluster, behind = d.cluster, returning.behind
+    d.phase = Starting()
+    if behind:  # the newest generation was announced, and has not begun
+        for member in list(d.members.values()):
+            d.put(replace(member, begun=member.id in returning.previous_roster))
+    if returning.missing:
+        roster.lose(d, returning.missing)
+    elif cluster.plan is None:
+        if cluster.roster:
+            pause(d, "too few workers")
+    elif behind and d.joiners():  # the others may be mid-step: they join later
+        roster.go_on(d, {})
+    else:
+        regroup = Regroup(
+            generation=cluster.generation, roster=cluster.roster, reason="announced again"
+        )
+        newest = make_generation(d, regroup, cluster.plan, planned=False)
+        if behind:
+            d.phase = Changing(running=None, coming=newest)
+            d.send(newest, *sorted(behind))
         else:
-            regroup = Regroup(
-                generation=cluster.generation, roster=cluster.roster, reason="announced again"
-            )
-            newest = self._generation(regroup, cluster.plan, planned=False)
-            if behind:
-                self._coming = newest
-                for worker in behind:
-                    self._outside.send(worker, newest)
-            else:
-                self._running = newest
-        for worker in sorted(self._brain.cluster.draining):  # asked already, and still there
-            if (asked := self._members.get(worker)) is not None:
-                self._let_go(asked, "asked for before the coordinator was restarted")
-        self._advance(now_s)
+            d.phase = Training(newest)
+    assert d.cluster is not None
+    for worker in sorted(d.cluster.draining):  # were asked to leave before
+        if (asked := d.members.get(worker)) is not None:
+            let_go(d, asked, "asked for before the coordinator was restarted")
+    roster.advance(d)

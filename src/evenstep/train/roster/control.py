@@ -13,26 +13,21 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import secrets
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import BinaryIO
 
-from evenstep.coordinate.dial import dial
+from evenstep.coordinate.handshake import StrangerError, connect, handshake
 from evenstep.errors import EvenstepError
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import (
-    COORDINATOR,
-    GREETING_BYTES,
     Alive,
     FromClient,
     Generation,
     Goodbye,
-    Greeting,
     Hello,
     Lease,
     Leaving,
@@ -43,8 +38,6 @@ from evenstep.messages import (
     ToClient,
     Welcome,
     from_client,
-    proof,
-    proves,
     to_client,
 )
 from evenstep.wire import MAX_BYTES
@@ -59,14 +52,6 @@ MOST_QUOTED = 200  # letters of what a stranger says
 
 class NotWelcomeError(EvenstepError, ConnectionError):
     """The coordinator refuses this worker."""
-
-
-class StrangerError(EvenstepError, ConnectionError):
-    """Whoever listens there is not the run's coordinator, or does not prove that it is."""
-
-
-class HungUpError(EvenstepError, ConnectionError):
-    """Whoever listens there hung up before a word."""
 
 
 class Control:
@@ -243,28 +228,20 @@ class Control:
     # The connection.
 
     def _dial(self) -> Welcome:
-        where = self._where
-        there = dial(where.host, where.port, DIAL_S, where.tls_ca)
+        where, known = self._where, getattr(self, "welcome", None)
+        there = connect(where.host, where.port, DIAL_S, where.tls_ca)
         try:
             lines = there.makefile("rb")
-            greeting = _first(lines)
-            if not isinstance(greeting, Greeting):
-                raise StrangerError(_unlike(where, "greet", greeting))
-            generation = self._progress().generation
-            known, nonce = getattr(self, "welcome", None), secrets.token_hex(16)
             hello = Hello(
-                proof=proof(where.token, greeting.nonce),
-                nonce=nonce,
+                proof="",
                 worker=known.worker if known else where.worker,
-                generation=generation,
+                generation=self._progress().generation,
                 host=socket.gethostname(),
                 pid=os.getpid(),
             )
-            there.sendall(from_client.encode(hello))
-            answer = _first(lines)
-            if not isinstance(answer, Welcome | Refused):
-                raise StrangerError(_unlike(where, "answer", answer))
-            proved = proves(answer.proof, where.token, nonce, COORDINATOR)
+            answer, proved = handshake(
+                there, lines, hello, Welcome, token=where.token, address=str(where)
+            )
             if isinstance(answer, Refused) and (proved or known is None):
                 raise NotWelcomeError(
                     f"the coordinator at {where} refuses this worker: {answer.why}"
@@ -281,24 +258,10 @@ class Control:
         return answer
 
 
-def _first(lines: BinaryIO) -> ToClient:
-    """A line of someone who has proved nothing yet."""
-    line = lines.readline(GREETING_BYTES)
-    if not line:
-        raise HungUpError("the coordinator hung up before a word")
-    if len(line) == GREETING_BYTES:
-        raise StrangerError(f"a first line of {GREETING_BYTES} bytes or more is no coordinator's.")
-    return to_client.decode(line)
-
-
-def _unlike(where: CoordinatorAddress, does: str, message: ToClient) -> str:
-    return f"who listens at {where} does not {does} like a coordinator: {type(message).__name__}."
-
-
 def _unproved(where: CoordinatorAddress, answer: Welcome | Refused) -> str:
     said = f' It said: "{answer.why[:MOST_QUOTED]}"' if isinstance(answer, Refused) else ""
     return (
-        f"who listens at {where} is not the run's coordinator: it gives no proof that it knows "
+        f"the process at {where} is not the run's coordinator: it gives no proof that it knows "
         f"the run's token.{said}"
     )
 

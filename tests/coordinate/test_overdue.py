@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from evenstep.coordinate.member import Member
-from evenstep.coordinate.watch import APART_S, NEWCOMER_S, deadlocked, overdue
+from evenstep.coordinate.liveness import APART_S, FIRST_STEP_S, deadlocked, overdue
+from evenstep.coordinate.state import Contact
 
 NOW_S = 1000.0
 
 
-def member(worker: str, **more: Any) -> Member:
-    """One that was heard of just now, and computes."""
-    return Member(id=worker, **{"heard_s": NOW_S, "alive_s": NOW_S, "has_stepped": True, **more})
+Named = tuple[str, Contact]
 
 
-def stuck(worker: str, waited_s: float = 40.0, **more: Any) -> Member:
+def member(worker: str, **more: Any) -> Named:
+    """One that was heard from just now, and computes."""
+    contact = {"heard_s": NOW_S, "heartbeat_s": NOW_S, "has_stepped": True, **more}
+    return worker, Contact(**contact)
+
+
+def stuck(worker: str, waited_s: float = 40.0, **more: Any) -> Named:
     told = {"stuck_s": NOW_S - 1.0, "waiting": True, "waiting_since_s": NOW_S - waited_s}
     return member(worker, **{**told, **more})
 
 
-def blamed(*roster: Member) -> list[str]:
-    found = overdue(roster, NOW_S, silent_s=5.0, patience_s=30.0, lease_s=3600.0)
+def blamed(*roster: Named) -> list[str]:
+    found = overdue(dict(roster), NOW_S, silent_s=5.0, patience_s=30.0, lease_s=3600.0)
     return sorted(found)
 
 
@@ -50,8 +54,8 @@ def test_the_only_one_who_computes_is_blamed_after_patience() -> None:
 
 def test_a_first_step_may_take_long() -> None:
     new = member("c", has_stepped=False)
-    assert blamed(stuck("a", NEWCOMER_S - 1), new) == []
-    assert blamed(stuck("a", NEWCOMER_S + 1), new) == ["c"]
+    assert blamed(stuck("a", FIRST_STEP_S - 1), new) == []
+    assert blamed(stuck("a", FIRST_STEP_S + 1), new) == ["c"]
 
 
 def test_what_a_script_does_between_two_steps_may_take_longer() -> None:
@@ -67,7 +71,7 @@ def test_two_who_compute_are_not_blamed() -> None:
 def test_one_whose_heartbeats_wait_is_not_the_one_who_computes() -> None:
     waits = member("b", waiting=True, waiting_since_s=NOW_S - 40.0)
     assert blamed(stuck("a"), waits, member("c")) == ["c"]
-    before = member("b", waiting=True, waiting_since_s=NOW_S - 20.0, alive_s=NOW_S - 3.0)
+    before = member("b", waiting=True, waiting_since_s=NOW_S - 20.0, heartbeat_s=NOW_S - 3.0)
     assert blamed(stuck("a"), before, member("c")) == []
 
 
@@ -85,8 +89,7 @@ def test_nobody_is_blamed_when_all_wait() -> None:
 def test_if_nobody_is_heard_of_it_may_be_us() -> None:
     silent = [stuck(w, heard_s=NOW_S - 3000.0) for w in "ab"]
     assert blamed(*silent) == []
-    for worker in silent:
-        worker.heard_s = NOW_S - 3601.0
+    silent = [stuck(w, heard_s=NOW_S - 3601.0) for w in "ab"]
     assert blamed(*silent) == ["a", "b"]
 
 
@@ -96,7 +99,7 @@ def test_nobody_at_all_is_nobody_to_blame() -> None:
 
 def test_all_who_wait_wait_for_each_other() -> None:
     waits = member("b", waiting=True, waiting_since_s=NOW_S - 31.0)
-    assert deadlocked([stuck("a", 0.0), waits], NOW_S, 30.0)
-    assert not deadlocked([stuck("a"), member("b")], NOW_S, 30.0)
-    assert not deadlocked([stuck("a")], NOW_S, 30.0)
-    assert not deadlocked([], NOW_S, 30.0)
+    assert deadlocked(dict([stuck("a", 0.0), waits]), NOW_S, 30.0)
+    assert not deadlocked(dict([stuck("a"), member("b")]), NOW_S, 30.0)
+    assert not deadlocked(dict([stuck("a")]), NOW_S, 30.0)
+    assert not deadlocked({}, NOW_S, 30.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evenstep.coordinate.patience import SAVING_S
+from evenstep.coordinate.liveness import SAVING_S
 from evenstep.messages import Generation, Goodbye, Stuck
 from evenstep.types import Left, Lost
 from tests.coordinate.situations import (
@@ -65,7 +65,7 @@ def test_workers_that_never_meet_go_on_without_one(make: Make) -> None:
             worker.generation = world.announced[-1].number
         complain(world, a, b, c)
     assert roster(world) == (a.id, b.id)
-    assert "cannot meet" in heard(c, Goodbye)[0].why
+    assert "cannot form a generation" in heard(c, Goodbye)[0].why
 
 
 def test_nobody_is_evicted_because_the_coordinator_itself_stood_still(make: Make) -> None:
@@ -74,7 +74,7 @@ def test_nobody_is_evicted_because_the_coordinator_itself_stood_still(make: Make
     world.beat()
     world.now_s += 600.0  # nobody was heard of; what they said meanwhile comes one by one
     world.say(a, Stuck(generation=a.generation, step=1, waited_s=6.0))
-    world.coordinator.tick(world.now_s)
+    world.tick()
     assert b.connected
     assert status(world)["state"] == "training"
 
@@ -96,7 +96,7 @@ def test_a_newcomer_that_cannot_meet_the_others_is_evicted(make: Make) -> None:
     assert roster(world) == (a.id, b.id)
     assert status(world)["state"] == "training"
     assert put_off(c.id, events(world)) == 2
-    assert heard(c, Goodbye)[0].why == "the others and it cannot meet"
+    assert heard(c, Goodbye)[0].why == "it cannot form a generation with the others"
     assert not c.connected
 
 
@@ -160,7 +160,7 @@ def test_one_that_had_caught_up_when_it_was_put_off_still_comes(make: Make) -> N
 def until_the_end(world: World) -> float:
     """Until the run has ended; how long it took, on the run's own clock."""
     begun_s = world.now_s
-    while world.coordinator.ending is None and world.now_s < begun_s + 2 * SAVING_S:
+    while world.ending is None and world.now_s < begun_s + 2 * SAVING_S:
         world.settle(1)
     return world.now_s - begun_s
 
@@ -169,7 +169,7 @@ def test_one_stuck_in_the_script_does_not_hold_a_stop_up(make: Make) -> None:
     world = make()
     a, b, c = launched(world, 3)
     b.busy = True
-    world.coordinator.stop(world.now_s, "enough")
+    world.stop_run("enough")
     assert [g.planned for g in heard(a, Generation) if not g.roster] == [True]
     took_s = until_the_end(world)
     assert [g.planned for g in heard(a, Generation) if not g.roster] == [True, False]
@@ -184,7 +184,7 @@ def test_a_leader_that_writes_the_last_checkpoint_gets_more_time(make: Make) -> 
     world = make()
     a, b = training(world, 2)
     a.busy = True
-    world.coordinator.stop(world.now_s, "enough")
+    world.stop_run("enough")
     assert SAVING_S <= until_the_end(world) < SAVING_S + 5
     assert heard(a, Goodbye)[0].why == "it does not leave"
     assert not heard(b, Goodbye)
@@ -195,7 +195,7 @@ def test_a_change_that_does_not_come_about_does_not_hold_a_stop_up(make: Make) -
     a, b, c = training(world, 3)
     b.busy = c.busy = True  # of two it cannot be told who holds the other up
     world.join()
-    world.coordinator.stop(world.now_s, "enough")
+    world.stop_run("enough")
     assert len(roster(world)) == 4  # it is announced, and its step does not end
     until_the_end(world)
     assert ending(world).ok
@@ -206,9 +206,9 @@ def test_a_stop_is_not_hurried_because_the_coordinator_itself_stood_still(make: 
     world = make()
     a, _ = training(world, 2)
     world.beat()
-    world.coordinator.stop(world.now_s, "enough")
+    world.stop_run("enough")
     world.now_s += 600.0
-    world.coordinator.tick(world.now_s)
+    world.tick()
     assert [g.planned for g in heard(a, Generation) if not g.roster] == [True]
     world.settle(20)
     assert ending(world).ok

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from evenstep.coordinate.addresses import is_here
 from evenstep.coordinate.ask import NoAnswerError
-from evenstep.coordinate.dial import is_here
-from evenstep.coordinate.member import Terms
-from evenstep.coordinate.run import RunFolder
+from evenstep.coordinate.run_folder import RunFolder
+from evenstep.coordinate.terms import Terms
 from evenstep.decide.batching import POLICIES
 from evenstep.errors import ConfigError
 from evenstep.journal import read
@@ -164,10 +164,10 @@ def test_the_run_ends_when_all_are_done(run: Hosted) -> None:
     assert isinstance(a.poll(), Lease)  # it stays for those who may need its state
     b.say(Done(step=9))
     assert a.hear(Goodbye).why == b.hear(Goodbye).why == "trained to the end"
-    ending = run.host.coordinator.ending
+    ending = run.service.state.ending
     assert ending is not None
     assert ending.ok
-    _, records = read(run.host.folder.journal)
+    _, records = read(run.service.folder.journal)
     assert isinstance([r.event for r in records][-1], Left)
 
 
@@ -175,7 +175,7 @@ def test_a_failed_script_ends_the_run_with_its_traceback(run: Hosted) -> None:
     a, b = together(run, 2)
     b.say(Failed(told="Traceback: the data is bad"))
     assert "failed on w1" in a.hear(Goodbye).why
-    ending = run.host.coordinator.ending
+    ending = run.service.state.ending
     assert ending is not None
     assert not ending.ok
     assert ending.told == "Traceback: the data is bad"
@@ -357,7 +357,7 @@ def test_all_of_it_is_in_the_journal(run: Hosted) -> None:
     a.beat()
     b.close()
     a.enter(3)
-    kinds = [type(r.event) for r in read(run.host.folder.journal)[1]]
+    kinds = [type(r.event) for r in read(run.service.folder.journal)[1]]
     assert kinds == [Joined, Joined, StepDone, Lost]
 
 
@@ -385,7 +385,7 @@ def test_a_full_disk_does_not_end_the_run(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(RunFolder, "keep_stores", full)
+    monkeypatch.setattr(RunFolder, "save_stores", full)
     a, b = together(run, 2)
     b.close()
     a.enter(3)
@@ -483,7 +483,7 @@ def test_of_a_file_with_certificate_and_key_the_folder_has_the_certificate(tmp_p
 def test_a_run_that_listens_everywhere_tells_where_others_reach_it(at: str, tmp_path: Path) -> None:
     with hosted(tmp_path / "run", at=at) as run:
         listens, elsewhere = (tmp_path / "run" / "address").read_text().split()
-        assert listens == run.address == run.host.folder.address()
+        assert listens == run.address == run.service.folder.address()
         host, _, port = elsewhere.rpartition(":")
         assert int(port) == run.port
         assert is_here(host.strip("[]"))

@@ -1,4 +1,4 @@
-"""A run's folder: its token, its journal, where its coordinator listens, what its workers said."""
+"""A run folder: token, journal, membership record, address, logs and checkpoints of one run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from typing import Self
 import msgspec
 import psutil
 
-from evenstep.coordinate.member import Store
+from evenstep.coordinate.terms import Store
 from evenstep.errors import ConfigError
 from evenstep.types import WorkerId
 
 JOURNAL = "journal.jsonl"
-"""In a run's folder: the record of the run."""
+"""In a run folder: what the brain decided."""
+
+MEMBERSHIP = "membership.jsonl"
+"""In a run folder: what happened to membership."""
 
 TLS_CA = "tls.pem"
-"""In a run's folder: the certificate by which its coordinator is known, if it speaks TLS."""
+"""In a run folder: the coordinator's certificate, if it speaks TLS."""
 
 log = logging.getLogger("evenstep")
 
@@ -39,8 +42,8 @@ class RunFolder:
         self.path = path
         self._lock = lock
         self.token = os.pread(lock, 4096, 0).decode(errors="replace").strip()
-        self._newest = ""  # checkpoint, as last seen
-        self._unread = ""  # why it could not be looked for, as last logged
+        self._newest = ""  # path of the newest checkpoint, as last seen
+        self._unread = ""  # why the checkpoints cannot be listed, as last logged
 
     @classmethod
     def make(cls, path: Path) -> Self:
@@ -61,7 +64,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Go on with a run."""
+        """The folder of a run that is resumed."""
         try:
             lock = os.open(path / "token", os.O_RDWR | os.O_CLOEXEC)
         except OSError as e:
@@ -80,13 +83,13 @@ class RunFolder:
             held.logs.mkdir(exist_ok=True)
             (held.path / "checkpoints").mkdir(exist_ok=True)
             held._newest = _newest_in(held.path / "checkpoints")
-        except OSError as e:  # who goes on without would begin anew
+        except OSError as e:  # a run resumed without its checkpoints would start over
             held.close()
             raise ConfigError(str(e.filename), f"cannot be read: {e.strerror}") from None
         return held
 
     def close(self) -> None:
-        """Let another coordinator have it."""
+        """Release the folder for another coordinator."""
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
@@ -94,9 +97,9 @@ class RunFolder:
     def discard(self) -> None:
         """Remove the folder of a run that never began, so that its name can be used again.
 
-        Removes what `make` and `write_tls_ca` wrote, and the folder if nothing else is in it.
+        Removes what a coordinator wrote before it listened, and the folder if it is empty then.
         """
-        for name in (TLS_CA, "token"):
+        for name in (TLS_CA, MEMBERSHIP, "token"):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.logs, self.path / "checkpoints", self.path):
             with suppress(OSError):  # it holds something that is not ours
@@ -105,34 +108,38 @@ class RunFolder:
 
     @property
     def journal(self) -> Path:
-        """The record."""
         return self.path / JOURNAL
 
     @property
+    def membership(self) -> Path:
+        """The membership record."""
+        return self.path / MEMBERSHIP
+
+    @property
     def logs(self) -> Path:
-        """What workers started here have said."""
+        """The folder with the output of workers that were launched here."""
         return self.path / "logs"
 
     def launched(self) -> set[WorkerId]:
-        """Every worker that was ever started here: each has a log."""
+        """Every worker that was ever launched here: each has a log."""
         return {log.stem for log in self.logs.glob("*.log")}
 
     def outlived(self) -> dict[WorkerId, int]:
-        """Workers started here by a coordinator that is gone, still running, and their pids."""
+        """Workers that outlived the coordinator that launched them here, and their pids."""
         found = {worker: _running(self.logs / f"{worker}.pid") for worker in self.launched()}
         return {worker: pid for worker, pid in found.items() if pid}
 
     def newest_checkpoint(self) -> str:
         """The path of the newest checkpoint, empty if there is none.
 
-        Of a folder that cannot be read, as it was last seen: who begins anew would write over it.
+        If the folder cannot be read, the one last seen: a run that starts over would overwrite it.
         """
         folder, problem = self.path / "checkpoints", ""
         try:
             self._newest = _newest_in(folder)
         except OSError as e:
             problem = str(e.strerror)
-            if isinstance(e, FileNotFoundError):  # and with it all that was in it
+            if isinstance(e, FileNotFoundError):  # the checkpoints are gone with it
                 self._newest = ""
         if problem and problem != self._unread:
             log.warning("%s cannot be read: %s; the run goes on", folder, problem)
@@ -140,20 +147,17 @@ class RunFolder:
         return self._newest
 
     def address(self) -> str:
-        """Where the coordinator listens, or last listened; empty if it never did."""
+        """The address where the coordinator listens or last listened; empty if it never did."""
         return read_address(self.path)
 
     def write_address(self, address: str, elsewhere: str = "") -> None:
-        """Say where the coordinator listens, and where other hosts reach it, if that differs."""
+        """Save the coordinator's address, and the one for other hosts if that differs."""
         self._replace("address", "".join(f"{a}\n" for a in (address, elsewhere) if a).encode())
 
     def write_tls_ca(self, certificate: Path | None) -> None:
-        """Say by which certificate the coordinator is known; None: it does not speak TLS.
-
-        A key in the same file stays there.
-        """
+        """Save the coordinator's certificate, without a key in the same file; None: no TLS."""
         if certificate is None:
-            (self.path / TLS_CA).unlink(missing_ok=True)  # of a coordinator before this one
+            (self.path / TLS_CA).unlink(missing_ok=True)  # of an earlier coordinator
             return
         found = [match[0] + b"\n" for match in _CERTIFICATE.finditer(certificate.read_bytes())]
         if not found:
@@ -165,7 +169,7 @@ class RunFolder:
         return str(self.path / TLS_CA) if (self.path / TLS_CA).exists() else ""
 
     def stores(self) -> dict[WorkerId, Store]:
-        """The workers' stores, as last kept."""
+        """The workers' stores, as last saved."""
         try:
             return _stores.decode((self.path / "stores.json").read_bytes())
         except FileNotFoundError:
@@ -173,23 +177,23 @@ class RunFolder:
         except (OSError, msgspec.DecodeError) as e:
             raise ConfigError(str(self.path / "stores.json"), f"cannot be read: {e}") from None
 
-    def keep_stores(self, stores: Mapping[WorkerId, Store]) -> None:
-        """Keep what the journal does not: where a generation meets that a worker leads."""
+    def save_stores(self, stores: Mapping[WorkerId, Store]) -> None:
+        """Save what the journal does not have, for a coordinator that takes over."""
         self._replace("stores.json", msgspec.json.encode(stores))
 
     def _replace(self, name: str, data: bytes) -> None:
         fresh = self.path / f".{name}"
         fresh.write_bytes(data)
-        fresh.rename(self.path / name)  # nobody ever reads half of it
+        fresh.rename(self.path / name)  # atomic: nobody reads half of it
 
 
 def read_address(path: Path) -> str:
-    """The address in a run's folder; empty if there is none."""
+    """The coordinator's address in a run folder; empty if there is none."""
     return read_addresses(path)[0]
 
 
 def read_addresses(path: Path) -> tuple[str, str]:
-    """Where the coordinator listens, and where other hosts reach it; empty if that is not told."""
+    """The coordinator's address, and the one for other hosts; empty if there is none."""
     try:
         address, elsewhere, *_ = [*(path / "address").read_text(encoding="utf-8").split(), "", ""]
     except OSError:
@@ -210,7 +214,7 @@ def _running(pid_file: Path) -> int:
     try:
         pid, made_s = pid_file.read_text(encoding="utf-8").split()
         process = psutil.Process(int(pid))
-        # A number may have passed to somebody else.
+        # Another process may have the same pid by now.
         same = process.create_time() == float(made_s)
         return int(pid) if same and process.status() != psutil.STATUS_ZOMBIE else 0
     except (OSError, ValueError, psutil.Error):

@@ -1,0 +1,141 @@
+"""Messages to workers about a change: announced, forced, begun, paused, dismissed, called back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from msgspec.structs import replace as altered
+
+from evenstep.coordinate.draft import Draft
+from evenstep.coordinate.events import StartProcesses
+from evenstep.coordinate.state import Changing, ProcessInfo, RunMember, Suspended, WorkerState
+from evenstep.messages import Generation, Goodbye, NewPlan, Paused
+from evenstep.types import Plan, Regroup, WorkerId
+
+
+def make_generation(d: Draft, regroup: Regroup, plan: Plan, *, planned: bool) -> Generation:
+    """The announcement of what the brain has decided."""
+    assert d.cluster is not None
+    store, batch = d.stores[regroup.roster[0]], d.cluster.settings.batch
+    return Generation(
+        number=regroup.generation,
+        roster=regroup.roster,
+        shares=tuple(plan.shares[w] for w in regroup.roster),
+        lr_factor=plan.lr_factor,
+        lr_warmup_steps=batch.lr_warmup_steps,
+        measures=batch.per_worker > 0 and batch.lr_rule == "adascale",
+        # A leader passes a planned change on in a step, so somebody must train. The workers of the
+        # first generation begin when they receive it.
+        planned=planned and (d.running is not None or regroup.generation == 1),
+        spares=_new_spares(d),
+        saves=d.saver(regroup.roster),
+        address=store.address,
+        port=store.port,
+        reason=regroup.reason,
+    )
+
+
+def announce(d: Draft, generation: Generation) -> None:
+    """Send a generation to its workers and to those it leaves out."""
+    d.log(f"generation {generation.number}: {generation.reason}")
+    if d.terms.run and not generation.saves:
+        d.log(f"no worker sees {d.terms.run}: nobody writes checkpoints", "warning")
+    running = d.running if generation.planned else None
+    d.phase = Changing(running=running, coming=generation)
+    concerned = [m for m in d.members.values() if m.trains or m.state is WorkerState.LEFT]
+    if not generation.planned:
+        for member in concerned:
+            d.free(member.id)
+    # No leader passes it on to a joiner. A joiner that was deferred may already have begun as far
+    # as it knows, and then obeys only a generation that holds at once.
+    joins = {m.id: running is not None and not m.begun for m in concerned}
+    d.send(generation, *(w for w, joining in joins.items() if not joining))
+    d.send(altered(generation, planned=False), *(w for w, joining in joins.items() if joining))
+
+
+def force(d: Draft) -> None:
+    """A leaver is gone already: the announced change cannot wait for a step's end any more."""
+    if isinstance(d.phase, Changing):
+        d.phase = replace(d.phase, leaver_gone_s=None)
+        if d.phase.coming.planned:
+            announce(d, altered(d.phase.coming, planned=False))
+
+
+def send_plan(d: Draft, running: Generation, plan: Plan) -> None:
+    """Other shares for the generation that trains, to its leader."""
+    shares = tuple(plan.shares[w] for w in running.roster)
+    message = NewPlan(
+        generation=plan.generation, shares=shares, lr_factor=plan.lr_factor, reason=plan.reason
+    )
+    d.send(message, running.roster[0])
+
+
+def pause(d: Draft, reason: str) -> None:
+    """The workers wait, state in hand, and spares are called back."""
+    assert d.cluster is not None
+    d.log(f"paused: {reason}", "warning")
+    d.phase = Suspended(reason)
+    training = d.training()
+    for member in training:
+        d.free(member.id)
+    d.send(Paused(reason=reason), *(m.id for m in training))
+    for member in d.in_states(WorkerState.LEFT):
+        dismiss(d, member, member.leaves_because)
+    # Below the minimum, call as many as lack; else the batch may need just one more worker.
+    lacking = max(1, d.cluster.settings.workers.min - len(d.cluster.workers))
+    call_spares(d, lacking - len(d.in_states(WorkerState.READY)), reason)
+
+
+def let_go(d: Draft, member: RunMember, why: str) -> None:
+    """Drain a worker: at a step's end if it trains, else now."""
+    idle = (WorkerState.STARTING, WorkerState.READY, WorkerState.SPARE)
+    if member.state is WorkerState.TRAINING or member.state in idle:
+        d.log(f"draining {member.id}: {why}")
+    if member.state is WorkerState.TRAINING:
+        d.put(replace(member, state=WorkerState.LEAVING, leaves_because=why))
+    elif member.state in idle:
+        dismiss(d, member, why)
+
+
+def dismiss(d: Draft, member: RunMember, why: str) -> None:
+    """Tell a worker that it may end."""
+    d.put(replace(member, state=WorkerState.DISMISSED))
+    d.expect_no_more(member.id)
+    d.send(Goodbye(why=why), member.id)
+
+
+def launch(d: Draft, num_workers: int, reason: str, kind: str = "") -> None:
+    """Call spares back, and launch processes for the rest."""
+    num_workers -= call_spares(d, num_workers, reason, kind)
+    if num_workers <= 0:
+        return
+    what = "worker" if num_workers == 1 else "workers"
+    what += f" of kind {kind}" if kind else ""
+    d.log(f"launching {num_workers} {what}: {reason}")
+    names = []
+    for _ in range(num_workers):
+        names.append(name := d.new_name())
+        d.processes[name] = ProcessInfo(running=True, started_s=d.now_s)
+    d.has_launched = True
+    d.effects.append(StartProcesses(workers=tuple(names), kind=kind, reason=reason))
+
+
+def call_spares(d: Draft, num_workers: int, reason: str, kind: str = "") -> int:
+    """Let up to `num_workers` spares come back; returns how many do."""
+    if d.closing is not None:
+        return 0
+    fitting = [
+        m for m in d.in_states(WorkerState.SPARE) if m.worker and kind in ("", m.worker.kind)
+    ]
+    called = fitting[: max(0, num_workers)]
+    for member in called:
+        d.log(f"{member.id} comes back: {reason}")
+        d.put(replace(member, state=WorkerState.READY))
+    return len(called)
+
+
+def _new_spares(d: Draft) -> tuple[WorkerId, ...]:
+    """Workers that leave with the generation being made and stay connected."""
+    free = d.terms.spares - len(d.in_states(WorkerState.SPARE))
+    leaving = [m.id for m in d.in_states(WorkerState.LEFT) if m.may_stay]
+    return tuple(leaving[: max(0, free)])

@@ -1,0 +1,235 @@
+"""The next state while one input is handled: a private copy to change, with the effects so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
+
+from evenstep.config import Settings
+from evenstep.coordinate import state as st
+from evenstep.coordinate.events import AnyEffect, HangUp, Log, Send, StopProcess
+from evenstep.coordinate.state import WorkerState
+from evenstep.coordinate.terms import MAX_WORKERS, Store, Terms
+from evenstep.decide.cluster import Cluster
+from evenstep.decide.learning import most_workers
+from evenstep.messages import Generation, ToClient
+from evenstep.types import AnyAction, AnyEvent, WorkerId
+
+
+class Decides(Protocol):
+    """The brain, as membership needs it. It answers at once and keeps its own journal."""
+
+    @property
+    def cluster(self) -> Cluster: ...
+    def begin(self, settings: Settings, facts: dict[str, Any]) -> None: ...
+    def decide(self, now_s: float, event: AnyEvent) -> tuple[AnyAction, ...]: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft(st.RunView):
+    """The fields of a RunState, to be changed; `freeze` makes the next RunState of them."""
+
+    now_s: float
+    brain: Decides
+    effects: list[AnyEffect] = field(default_factory=list)
+    terms: Terms
+    next_name: int
+    phase: st.Phase
+    closing: st.Closing | None
+    members: dict[WorkerId, st.RunMember]
+    stores: dict[WorkerId, Store]
+    processes: dict[WorkerId, st.ProcessInfo]
+    restarts_left: int
+    has_launched: bool
+    rostered: set[WorkerId]
+    finished: set[WorkerId]
+    facts: dict[str, Any]
+    first_ready_s: float | None
+    last_loss: str
+    cluster: Cluster | None
+    contacts: dict[WorkerId, st.Contact]
+    timing: st.Timing
+    progress: st.Progress
+
+    @classmethod
+    def of(cls, state: st.RunState, now_s: float, brain: Decides) -> Self:
+        """A copy of the state; values inside its collections are shared, since they are frozen."""
+        values = {name: getattr(state, name) for name in _FIELDS}
+        values |= {name: dict(values[name]) for name in _DICTS}
+        values |= {name: set(values[name]) for name in _SETS}
+        return cls(now_s=now_s, brain=brain, **values)
+
+    def freeze(self) -> st.RunState:
+        """The next state."""
+        return st.RunState(**{name: getattr(self, name) for name in _FIELDS})
+
+    # Changes and effects.
+
+    def put(self, member: st.RunMember) -> None:
+        """Replace what is known of a worker."""
+        self.members[member.id] = member
+
+    def remove(self, worker: WorkerId) -> st.RunMember | None:
+        """Forget a connected worker."""
+        self.contacts.pop(worker, None)
+        return self.members.pop(worker, None)
+
+    def free(self, worker: WorkerId) -> None:
+        """A worker no longer waits for the others."""
+        self.contacts[worker] = self.contacts[worker].freed()
+
+    def process(self, worker: WorkerId) -> st.ProcessInfo:
+        """What is known of a worker's process."""
+        return self.processes.get(worker, _UNKNOWN)
+
+    def expect_no_more(self, worker: WorkerId) -> None:
+        """A worker's part in the run is over, as it should be."""
+        self.processes[worker] = replace(self.process(worker), in_order=True)
+
+    def evict_process(self, worker: WorkerId) -> None:
+        """Terminate a worker's process, if it was launched here."""
+        info = self.process(worker)
+        self.processes[worker] = replace(info, evicted=True)
+        if info.running:
+            self.effects.append(StopProcess(worker=worker))
+
+    def new_name(self) -> WorkerId:
+        """A free name. No name is used twice."""
+        taken = self.rostered | self.members.keys() | self.running_processes
+        while (name := f"w{self.next_name}") in taken:
+            self.next_name += 1
+        self.next_name += 1
+        return name
+
+    def decide(self, event: AnyEvent) -> tuple[AnyAction, ...]:
+        """Put an event to the brain."""
+        actions = self.brain.decide(self.now_s, event)
+        self.cluster = self.brain.cluster
+        return actions
+
+    def send(self, message: ToClient, *workers: WorkerId) -> None:
+        if workers:
+            self.effects.append(Send(workers=workers, message=message))
+
+    def hang_up(self, worker: WorkerId) -> None:
+        self.effects.append(HangUp(worker=worker))
+
+    def log(self, text: str, level: str = "info") -> None:
+        self.effects.append(Log(text=text, level=level))
+
+    # The phase, and how the run closes.
+
+    @property
+    def coming(self) -> Generation | None:
+        """The generation that is announced and has not begun."""
+        return self.phase.coming if isinstance(self.phase, st.Changing) else None
+
+    @property
+    def stopping(self) -> str:
+        """Why the run is being stopped; empty if it is not."""
+        return self.closing.why if isinstance(self.closing, st.Stopping) else ""
+
+    @property
+    def parting(self) -> bool:
+        """Whether the end of the run is announced."""
+        return isinstance(self.closing, st.Stopping) and self.closing.announced
+
+    @property
+    def finishing(self) -> bool:
+        """Whether a worker has trained to the end, and no change has left it out since."""
+        closing = self.closing
+        return isinstance(closing, st.Finishing) or (
+            isinstance(closing, st.Stopping) and closing.finishing
+        )
+
+    def set_finishing(self, finishing: bool) -> None:
+        if isinstance(self.closing, st.Stopping):
+            self.closing = replace(self.closing, finishing=finishing)
+        else:
+            self.closing = st.Finishing() if finishing else None
+
+    # Questions.
+
+    @property
+    def number(self) -> int:
+        """Of the newest generation."""
+        return self.cluster.generation if self.cluster else 0
+
+    @property
+    def roster(self) -> tuple[WorkerId, ...]:
+        """The newest one."""
+        return self.cluster.roster if self.cluster else ()
+
+    @property
+    def capacity(self) -> int:
+        """Workers that the run may have: no more than its batch can be shared among."""
+        most = most_workers(self.cluster.settings.batch) if self.cluster else MAX_WORKERS
+        return min(self.terms.max_workers, most)
+
+    def is_in(self, worker: WorkerId, state: WorkerState) -> bool:
+        member = self.members.get(worker)
+        return member is not None and member.state is state
+
+    def in_states(self, *states: WorkerState) -> list[st.RunMember]:
+        return [m for m in self.members.values() if m.state in states]
+
+    def training(self) -> list[st.RunMember]:
+        """Workers of the newest roster that have not finished."""
+        return [m for m in self.members.values() if m.trains]
+
+    def trains(self, worker: WorkerId) -> bool:
+        member = self.members.get(worker)
+        return member is not None and member.trains
+
+    def is_running(self, worker: WorkerId) -> bool:
+        """Whether a worker is in the generation that trains."""
+        return self.running is not None and worker in self.running.roster
+
+    def saver(self, roster: Sequence[WorkerId]) -> WorkerId:
+        """The worker that writes checkpoints: first in rank, connected, and sees the run folder."""
+        connected = self.in_states(
+            WorkerState.READY, WorkerState.SPARE, WorkerState.TRAINING, WorkerState.LEAVING
+        )
+        able = {m.id for m in connected if m.id in self.stores and self.stores[m.id].sees_folder}
+        return next((w for w in roster if w in able), "")
+
+    def joiners(self) -> list[st.RunMember]:
+        """Workers of the newest roster that have not begun, while others have."""
+        training = self.training()
+        return [m for m in training if not m.begun] if any(m.begun for m in training) else []
+
+    def expects_workers(self) -> bool:
+        """Whether any worker, connected or launched, may still do something for the run."""
+        if any(m.state is not WorkerState.DISMISSED for m in self.members.values()):
+            return True
+        infos = self.processes.values()
+        return any((info.running and not info.in_order) or info.exit for info in infos)
+
+    def on_the_way(self) -> set[WorkerId]:
+        """Launched workers that are to join, and have not."""
+        ready = {m.id for m in self.in_states(WorkerState.READY)}
+        return ready | {
+            worker
+            for worker, info in self.processes.items()
+            if info.running and not (info.in_order or info.evicted or info.refused)
+            if worker not in self.rostered
+        }
+
+    def num_unlaunched(self) -> int:
+        """Workers that the brain has ordered and that are not on their way."""
+        ordered = self.cluster.launching if self.cluster else 0
+        return ordered - len(self.on_the_way())
+
+    def gathers(self) -> bool:
+        """Whether the first workers wait for others, so that they begin together."""
+        if self.first_ready_s is None or self.roster:
+            return False
+        starting = any(not self.is_in(w, WorkerState.READY) for w in self.on_the_way())
+        return starting and self.now_s - self.first_ready_s < self.terms.gather_s
+
+
+_UNKNOWN = st.ProcessInfo()
+_FIELDS = st.RunState.__struct_fields__
+_DICTS = ("members", "stores", "processes", "facts", "contacts")
+_SETS = ("rostered", "finished")

@@ -1,0 +1,219 @@
+"""What happens to membership (inputs) and what it orders (effects), as data.
+
+Both are written to the membership record as they are, so a bug can be reported as a list of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from evenstep.coordinate.terms import Ending, Store, Terms
+from evenstep.messages import Answer, FromClient, Refused, ToClient, Welcome
+from evenstep.types import WorkerId
+
+
+class Input(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Something that happened outside."""
+
+
+class Opened(Input, frozen=True, kw_only=True):
+    """A coordinator starts. Its first input."""
+
+    terms: Terms
+    next_name: int = 0  # number of the first free worker name
+
+
+class TookOver(Input, frozen=True, kw_only=True):
+    """The run had a coordinator before, and the brain is restored from the journal."""
+
+    facts: dict[str, Any]  # that all workers share
+    rostered: tuple[WorkerId, ...]  # every id that was ever in a roster
+    previous_roster: tuple[WorkerId, ...]  # of the generation before the newest
+    stores: dict[WorkerId, Store]
+    ended: tuple[WorkerId, ...] = ()  # their processes are known to be gone
+
+
+class Adopted(Input, frozen=True, kw_only=True):
+    """A launched process outlived the coordinator that launched it."""
+
+    worker: WorkerId
+
+
+class StartAsked(Input, frozen=True, kw_only=True):
+    """Launch the first workers; for a resumed run, as many as it lacks."""
+
+    num_workers: int
+    explicit: bool = False  # this number counts for more than the size of a resumed run
+
+
+class Connected(Input, frozen=True, kw_only=True):
+    """A worker has proved that it knows the token."""
+
+    worker: WorkerId = ""  # empty: it wants a name
+    generation: int = 0  # that it trains in; 0: it is new
+    host: str = ""
+    pid: int = 0
+    checkpoint: str = ""  # path of the newest one, empty if there is none
+
+
+class Heard(Input, frozen=True, kw_only=True):
+    """A worker sent a message."""
+
+    worker: WorkerId
+    message: FromClient
+
+
+class Disconnected(Input, frozen=True, kw_only=True):
+    """A worker's connection closed."""
+
+    worker: WorkerId
+
+
+class Dying(Input, frozen=True, kw_only=True):
+    """A signal is ending a launched process; its connection may stay open for a while."""
+
+    worker: WorkerId
+    signal: int
+
+
+class Exited(Input, frozen=True, kw_only=True):
+    """A launched process has ended."""
+
+    worker: WorkerId
+    code: int  # negative: the signal that ended it
+    output: str = ""  # the end of its log
+
+
+class NotStarted(Input, frozen=True, kw_only=True):
+    """The launcher could not start these workers."""
+
+    workers: tuple[WorkerId, ...]
+    cause: str
+
+
+class ScaleAsked(Input, frozen=True, kw_only=True):
+    """An operator asks for this many workers."""
+
+    num_workers: int
+
+
+class WorkerDrainAsked(Input, frozen=True, kw_only=True):
+    """An operator asks that a worker leave."""
+
+    worker: WorkerId
+
+
+class StopAsked(Input, frozen=True, kw_only=True):
+    """End the run in order: at a step's end, with a checkpoint."""
+
+    why: str
+
+
+class KillAsked(Input, frozen=True, kw_only=True):
+    """End the run at once."""
+
+    why: str
+
+
+class EvictAsked(Input, frozen=True, kw_only=True):
+    """Terminate the processes of these workers."""
+
+    workers: tuple[WorkerId, ...]
+
+
+class Tick(Input, frozen=True, kw_only=True):
+    """Time passes: a few times a second."""
+
+
+class Crashed(Input, frozen=True, kw_only=True):
+    """Handling the input before this one raised an exception."""
+
+    why: str
+    traceback: str
+
+
+AnyInput = (
+    Opened
+    | TookOver
+    | Adopted
+    | StartAsked
+    | Connected
+    | Heard
+    | Disconnected
+    | Dying
+    | Exited
+    | NotStarted
+    | ScaleAsked
+    | WorkerDrainAsked
+    | StopAsked
+    | KillAsked
+    | EvictAsked
+    | Tick
+    | Crashed
+)
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """An order to a driver."""
+
+
+class Send(Effect, frozen=True, kw_only=True):
+    """Send a message to these workers. It may be lost with a connection."""
+
+    workers: tuple[WorkerId, ...]
+    message: ToClient
+
+
+class Reply(Effect, frozen=True, kw_only=True):
+    """Answer the worker or the operator whose input this is."""
+
+    message: Welcome | Refused | Answer
+
+
+SendReply = Callable[[Welcome | Refused | Answer], None]
+"""Sends such an answer."""
+
+
+class HangUp(Effect, frozen=True, kw_only=True):
+    """Close a worker's connection once it has read what was sent."""
+
+    worker: WorkerId
+
+
+class StartProcesses(Effect, frozen=True, kw_only=True):
+    """Launch these workers."""
+
+    workers: tuple[WorkerId, ...]
+    kind: str = ""
+    reason: str
+
+
+class StopProcess(Effect, frozen=True, kw_only=True):
+    """Terminate the process of a launched worker."""
+
+    worker: WorkerId
+
+
+class SaveStores(Effect, frozen=True, kw_only=True):
+    """Save the workers' stores for a coordinator that takes over."""
+
+    stores: dict[WorkerId, Store]
+
+
+class EndRun(Effect, frozen=True, kw_only=True):
+    """The run is over; the journal ends."""
+
+    ending: Ending
+
+
+class Log(Effect, frozen=True, kw_only=True):
+    """One line for people."""
+
+    text: str
+    level: str = "info"
+
+
+AnyEffect = Send | Reply | HangUp | StartProcesses | StopProcess | SaveStores | EndRun | Log

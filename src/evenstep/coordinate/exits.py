@@ -1,0 +1,153 @@
+"""Launched processes that die or end: what it means for the run."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from enum import Enum
+
+from evenstep.coordinate.announce import call_spares, launch
+from evenstep.coordinate.draft import Draft
+from evenstep.coordinate.events import Dying, Exited, NotStarted
+from evenstep.coordinate.roster import advance, disconnect, reconcile
+from evenstep.coordinate.shutdown import end, settle
+from evenstep.coordinate.state import Ended, Exit, ProcessInfo
+from evenstep.coordinate.takeover import give_up
+from evenstep.coordinate.terms import Ending
+from evenstep.types import WorkerId
+
+REJOIN_CODE = 75  # os.EX_TEMPFAIL: the worker lost its place, by no fault of the script
+# A process group still being released as the interpreter ends aborts a process that has finished.
+ABORTED = -signal.SIGABRT
+LAST_MESSAGE_S = 1.0  # between a process's end and the end of its connection
+
+
+class Meaning(Enum):
+    """What the end of a process means for the run."""
+
+    FINE = "fine"  # nothing more was expected of it
+    REPLACE = "replace"  # no fault of the script
+    FAILURE = "failure"  # the script's own
+    MISSING = "missing"  # it will not join; the others go on
+
+
+def meaning(info: ProcessInfo, code: int, *, joined: bool, alone: bool, last: bool) -> Meaning:
+    """`joined`: it was in a roster. `alone`: nobody else trains. `last`: no process runs."""
+    if info.in_order:
+        return Meaning.FINE
+    if info.evicted or (code == REJOIN_CODE and not info.refused) or code < 0:
+        return Meaning.REPLACE
+    if code > 0:
+        return Meaning.FAILURE if joined or alone else Meaning.MISSING
+    if joined:
+        return Meaning.FINE
+    return Meaning.FAILURE if alone and last else Meaning.MISSING
+
+
+def fails_late(info: ProcessInfo, code: int) -> bool:
+    """Whether an end after the run's was neither in order nor the coordinator's doing."""
+    if code < 0 and info.lost:
+        return False  # the signal ended it during the run, and the others went on
+    return code not in (0, REJOIN_CODE) and not info.evicted
+
+
+def describe_exit(code: int, *, joined: bool) -> str:
+    """An exit code in words, to be put after a worker's name."""
+    if code < 0:
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}"
+    if code == 0 and not joined:
+        return "ended without joining the run: does the script call evenstep.join()?"
+    return f"ended with exit code {code}"
+
+
+def dying(d: Draft, event: Dying) -> None:
+    """A large process takes a while to end: the others do not wait for that."""
+    member = d.members.get(event.worker)
+    if member is not None and d.ending is None:
+        d.hang_up(event.worker)
+        disconnect(d, member, f"it {describe_exit(-event.signal, joined=True)}", dead=True)
+        settle(d)
+
+
+def exited(d: Draft, event: Exited) -> None:
+    """Judge the end of a process, or wait for its last message."""
+    worker, code = event.worker, event.code
+    info = replace(d.process(worker), running=False)
+    d.processes[worker] = info
+    if d.ending is not None:
+        _exited_late(d, event, info)
+        return
+    d.processes[worker] = replace(info, exit=Exit(code, event.output, d.now_s))
+    # A worker that ended by itself may have sent a message that is not read yet: the end of its
+    # connection judges it, or a tick.
+    if code < 0 or worker not in d.members:
+        judge(d, worker)
+    settle(d)
+
+
+def _exited_late(d: Draft, event: Exited, info: ProcessInfo) -> None:
+    assert isinstance(d.closing, Ended)
+    worker, code = event.worker, event.code
+    if d.closing.ending.ok and worker in d.rostered and fails_late(info, code):
+        why = f"{worker} {describe_exit(code, joined=True)}"
+        d.log(f"{why}, after the run", "warning")
+        if code != ABORTED:
+            ending = Ending(ok=False, why=why, told=event.output, worker=worker)
+            d.closing = replace(d.closing, ending=ending)
+
+
+def check_exits(d: Draft) -> None:
+    """Judge processes that have ended and whose connections stay open."""
+    ended = {w: info.exit.at_s for w, info in d.processes.items() if info.exit is not None}
+    for worker, at_s in sorted(ended.items(), key=lambda item: item[1]):
+        if d.now_s - at_s > LAST_MESSAGE_S:
+            judge(d, worker)
+
+
+def judge(d: Draft, worker: WorkerId) -> None:
+    """Act on the end of a launched process."""
+    exit = d.process(worker).exit
+    assert exit is not None
+    d.processes[worker] = replace(d.process(worker), exit=None)
+    joined = worker in d.rostered
+    description = describe_exit(exit.code, joined=joined)
+    why = f"{worker} {description}"
+    give_up(d, worker, f"it {description}")
+    if member := d.members.get(worker):
+        d.hang_up(worker)
+        disconnect(d, member, f"it {description}", dead=True)
+    info = d.process(worker)
+    alone, last = not d.training(), not d.running_processes
+    match meaning(info, exit.code, joined=joined, alone=alone, last=last):
+        case Meaning.FINE:
+            if fails_late(info, exit.code):
+                d.log(f"{why}; nothing more was expected of it", "warning")
+            reconcile(d, why)
+        case Meaning.FAILURE:
+            why = f"{worker} was refused: {info.refused}" if info.refused else why
+            end(d, Ending(ok=False, why=why, told=exit.output, worker=worker))
+        case Meaning.REPLACE | Meaning.MISSING as verdict:
+            d.log(why, "warning")
+            d.last_loss = why
+            place = f"in place of {worker}"
+            wanted = verdict is Meaning.REPLACE and not info.relieved and d.closing is None
+            # A worker that the brain ordered and that never came is the brain's to order again.
+            wanted &= joined or d.num_unlaunched() <= 0
+            if wanted and not call_spares(d, 1, place) and d.restarts_left > 0:
+                d.restarts_left -= 1
+                launch(d, 1, place)
+            reconcile(d, why)
+    advance(d)  # workers that are to leave may have waited for it
+
+
+def not_started(d: Draft, event: NotStarted) -> None:
+    """Workers could not be launched: the brain learns that they will not come."""
+    for worker in event.workers:
+        d.processes[worker] = replace(d.process(worker), running=False)
+    d.last_loss = f"a worker could not be started: {event.cause}"
+    reconcile(d, event.cause)
+    advance(d)
+    settle(d)

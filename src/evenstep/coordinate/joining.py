@@ -1,0 +1,153 @@
+"""Workers that come: admitted by name, then taken in when they are ready and fit the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from evenstep.config import BatchSettings, Settings
+from evenstep.coordinate.draft import Draft
+from evenstep.coordinate.events import Connected, Reply
+from evenstep.coordinate.roster import advance
+from evenstep.coordinate.shutdown import end
+from evenstep.coordinate.state import Contact, RunMember, WorkerState
+from evenstep.coordinate.takeover import returned
+from evenstep.coordinate.terms import Ending, Store
+from evenstep.errors import BatchBoundsError, ConfigError, EvenstepError
+from evenstep.messages import ALIKE, Ready, Refused, Welcome, differ
+from evenstep.strict import build, override
+from evenstep.types import Worker
+
+EARLY = (WorkerState.STARTING, WorkerState.READY)
+
+
+def connected(d: Draft, event: Connected) -> None:
+    """Welcome a worker, or refuse it."""
+    problem = _refusal(d, event)
+    if problem:
+        d.effects.append(Reply(message=Refused(why=problem)))
+        return
+    worker, is_back = event.worker, event.worker in d.away
+    if is_back:
+        known = d.cluster.workers[worker] if d.cluster else None
+        member = RunMember(id=worker, state=WorkerState.TRAINING, begun=True, worker=known)
+    else:
+        if not worker or worker in d.members or worker in d.rostered:
+            worker = d.new_name()
+        member = RunMember(id=worker)
+    d.put(replace(member, host=event.host, pid=event.pid))
+    d.contacts[worker] = Contact(heard_s=d.now_s)
+    welcome = Welcome(
+        worker=worker,
+        lease_s=d.terms.lease_s,
+        run=d.terms.run,
+        checkpoint_every_s=d.terms.checkpoint_every_s,
+        checkpoints_kept=d.terms.checkpoints_kept,
+        resume=event.checkpoint,
+        underway=d.running is not None,
+    )
+    d.effects.append(Reply(message=welcome))
+    if is_back:
+        returned(d, worker, event.generation)
+
+
+def ready(d: Draft, member: RunMember, message: Ready) -> None:
+    """A worker has started up. The first one brings the settings of the run."""
+    try:
+        worker = Worker(
+            id=member.id,
+            kind=message.kind,
+            cores=message.cores,
+            cap=message.cap,
+            price_per_hour=d.terms.price_of(message.kind),
+        )
+        if d.cluster is None:
+            _begin_run(d, message)
+        problem = _difference(d, message) or _too_many(d, member)
+    except BatchBoundsError as e:  # no joiner can help: it would pause forever
+        end(d, Ending(ok=False, why=str(e)))
+        return
+    except EvenstepError as e:
+        problem = str(e)
+    if problem:
+        d.log(f"{member.id} is refused: {problem}", "warning")
+        d.processes[member.id] = replace(d.process(member.id), refused=problem)
+        d.remove(member.id)
+        d.send(Refused(why=problem), member.id)
+        d.hang_up(member.id)
+        return
+    d.stores[member.id] = Store(message.address, message.port, message.sees_folder)
+    if member.state is WorkerState.STARTING:
+        d.put(replace(member, state=WorkerState.READY, worker=worker))
+        if d.first_ready_s is None:
+            d.first_ready_s = d.now_s
+        advance(d)
+
+
+def make_settings(ready: Ready, sets: Sequence[str]) -> Settings:
+    """Defaults, under the script's own settings, under the command line's."""
+    settings = build(Settings, override(ready.settings, sets))
+    own = {"size": ready.batch, "per_worker": ready.per_worker, "limit": ready.limit}
+    for name, value in own.items():
+        if getattr(settings.batch, name) != value:
+            raise ConfigError(f"batch.{name}", f"is the script's own, {value}: set it there")
+    return settings
+
+
+def _begin_run(d: Draft, message: Ready) -> None:
+    settings = make_settings(message, d.terms.sets)
+    num_workers = max(len(d.on_the_way()), settings.workers.min)
+    _check_capacity(settings.batch, num_workers, message.cap)
+    facts = {name: getattr(message, name) for name in ALIKE}
+    d.brain.begin(settings, facts)
+    d.cluster, d.facts = d.brain.cluster, facts
+
+
+def _check_capacity(batch: BatchSettings, num_workers: int, cap: int | None) -> None:
+    """Raise if even the largest batch has too few samples for this many workers.
+
+    Such a run would pause forever: workers that join need a still larger batch.
+    """
+    largest, each = batch.size or batch.limit, min(batch.min_share, cap or batch.min_share)
+    if each * num_workers > largest:
+        raise BatchBoundsError(largest, each * num_workers, largest, num_workers)
+
+
+def _difference(d: Draft, message: Ready) -> str:
+    """The first fact that a worker does not share with the run, with both values; else empty."""
+    own = {name: getattr(message, name) for name in ALIKE}
+    shared = {**own, **d.facts}  # older journals lack newer facts
+    for name in ALIKE:
+        if own[name] != shared[name]:
+            return f"{name} {differ(name, own[name], 'here', shared[name], 'in the run')}"
+    d.facts = shared
+    return ""
+
+
+def _refusal(d: Draft, event: Connected) -> str:
+    """Why a worker cannot come in; empty if it can."""
+    if d.closing is not None:
+        return "the run is ending"
+    if event.worker in d.away and event.generation <= d.number:
+        return ""
+    if event.generation > 0:
+        return (
+            f"{event.worker} of generation {event.generation} is not in the run, which is "
+            f"at {d.number}; it can join as a new worker"
+        )
+    num_members = sum(m.trains or m.state in EARLY for m in d.members.values())
+    if not d.process(event.worker).running and num_members >= d.capacity:
+        return _full(d)
+    return ""
+
+
+def _too_many(d: Draft, member: RunMember) -> str:
+    """Why a joiner admitted before the batch size was known does not fit; empty if it does."""
+    if member.state not in EARLY or d.process(member.id).running:
+        return ""
+    members = {m.id for m in d.members.values() if m.trains or m.state in EARLY}
+    return _full(d) if len(members | d.on_the_way()) > d.capacity else ""
+
+
+def _full(d: Draft) -> str:
+    return f"the run is full: it has room for {d.capacity} workers"

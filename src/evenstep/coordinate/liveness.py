@@ -1,0 +1,268 @@
+"""Which worker holds the others up: evicted when workers complain, never for silence alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import median
+
+from msgspec.structs import replace as altered
+
+from evenstep.coordinate.announce import force
+from evenstep.coordinate.draft import Draft
+from evenstep.coordinate.roster import go_on, lose, meet_again
+from evenstep.coordinate.shutdown import announce_end, hurry
+from evenstep.coordinate.state import Changing, Contact, RunMember, Stopping, WorkerState
+from evenstep.coordinate.takeover import give_up
+from evenstep.messages import Alive, Generation, Goodbye, Stuck
+from evenstep.types import WorkerId
+
+MAX_MEETINGS = 3  # of a roster that cannot take a step, or with a joiner, before one is evicted
+SAVING_S = 600.0  # for the worker that writes the last checkpoint
+RECENT_STEPS = 20  # whose median is the usual duration of a step
+OWN_LAG_S = 2.0  # after such a gap it was the coordinator that did not listen
+PATIENCE_STEPS = 10
+FIRST_STEP_S = 600.0  # deadline of a worker's first step, in which a model may be compiled
+APART_S = 1800.0  # deadline of what a script does between two steps, such as an evaluation
+
+
+# What is heard.
+
+
+def read_clock(d: Draft) -> None:
+    """Discount the time in which the coordinator itself stood still: nobody was silent then."""
+    lag_s = d.now_s - (d.now_s if d.timing.clock_read_s is None else d.timing.clock_read_s)
+    if lag_s > OWN_LAG_S:
+        d.contacts = {w: c.forgiven(d.now_s, lag_s) for w, c in d.contacts.items()}
+        if isinstance(d.closing, Stopping):
+            d.closing = replace(d.closing, since_s=d.closing.since_s + lag_s)
+    d.timing = altered(d.timing, clock_read_s=d.now_s)
+
+
+def heard(contact: Contact, now_s: float) -> Contact:
+    """A worker's contact after any message."""
+    return altered(contact, heard_s=now_s)
+
+
+def heartbeat(contact: Contact, alive: Alive, now_s: float) -> Contact:
+    """A worker's contact after a heartbeat."""
+    if not alive.waiting:
+        contact = contact.freed()
+    elif contact.waiting_since_s is None:
+        contact = altered(contact, waiting_since_s=now_s)
+    return altered(
+        contact,
+        heard_s=now_s,
+        heartbeat_s=now_s,
+        waiting=alive.waiting,
+        apart=alive.apart,
+        generation=alive.generation,
+    )
+
+
+def stuck(d: Draft, worker: WorkerId, message: Stuck) -> None:
+    """A worker waits for the others, longer than a step can take."""
+    contact = altered(d.contacts[worker], generation=message.generation)
+    d.contacts[worker] = contact
+    watched = _watched(d)
+    if watched is not None and watched.number == message.generation:  # else it is late news
+        if contact.stuck_s is None:
+            contact = altered(contact, stuck_s=d.now_s)
+        if contact.waiting_since_s is None:
+            contact = altered(contact, waiting_since_s=d.now_s - message.waited_s)
+        d.contacts[worker] = contact
+    _unblock(d)
+
+
+def stepped(d: Draft, seconds: float, workers: list[WorkerId]) -> None:
+    """A step was taken: the workers in it do not wait any more."""
+    recent = (*d.timing.recent_steps_s, seconds)[-RECENT_STEPS:]
+    d.timing = altered(d.timing, recent_steps_s=recent, num_meetings=0)
+    for worker in workers:
+        if contact := d.contacts.get(worker):
+            contact = contact.freed()
+            d.contacts[worker] = (
+                contact if contact.has_stepped else altered(contact, has_stepped=True)
+            )
+
+
+# What is done about it.
+
+
+def watch(d: Draft) -> None:
+    """Evict workers that the others would wait for in vain."""
+    patience_s, silent_s = _patience_s(d), d.terms.silent_s
+    limit_s = silent_s + patience_s
+    if d.stopping:
+        _urge(d, limit_s)
+    present = {w: c for w, c in d.contacts.items() if not d.is_in(w, WorkerState.DONE)}
+    if d.finishing or d.parting:
+        # The others may be gone, and do not complain.
+        late = [w for w, c in present.items() if d.trains(w) and d.now_s - c.heard_s > limit_s]
+        evict(d, dict.fromkeys(late, "silent while the others end"))
+    elif (generation := _watched(d)) is not None:
+        in_roster = set(generation.roster)
+        roster = {w: c for w, c in present.items() if w in in_roster}
+        blamed = overdue(
+            roster,
+            d.now_s,
+            silent_s=silent_s,
+            patience_s=patience_s,
+            lease_s=d.terms.lease_s,
+        )
+        complete = len(roster) == len(generation.roster)
+        if not blamed and complete and deadlocked(roster, d.now_s, patience_s):
+            _resolve(d, generation)
+        evict(d, blamed)
+
+
+def check_leaver(d: Draft) -> None:
+    """A leaver that disconnected early does not hold the change up for long."""
+    gone_s = d.phase.leaver_gone_s if isinstance(d.phase, Changing) else None
+    if gone_s is not None and d.now_s - gone_s > d.terms.silent_s:
+        force(d)
+
+
+def check_start_up(d: Draft) -> None:
+    """Evict launched workers that are past their start-up deadline."""
+    for worker in sorted(d.on_the_way()):
+        started_s = d.process(worker).started_s
+        if started_s is None or d.is_in(worker, WorkerState.READY):
+            continue
+        if d.now_s - started_s > d.terms.start_s:
+            text = f"{worker} is not ready {d.terms.start_s:g} s after its start"
+            d.log(text, "warning")
+            d.evict_process(worker)
+
+
+def evict(d: Draft, blamed: Mapping[WorkerId, str]) -> None:
+    """Leave these workers out of the next generation."""
+    for worker, why in blamed.items():
+        d.send(Goodbye(why=why), worker)
+        d.hang_up(worker)
+        d.evict_process(worker)
+    if blamed:
+        lose(d, blamed)
+
+
+def _urge(d: Draft, limit_s: float) -> None:
+    """A stop does not wait forever for a worker that is stuck in the script, heartbeats or not."""
+    assert isinstance(d.closing, Stopping)
+    waited_s = d.now_s - d.closing.since_s
+    if waited_s > limit_s and not d.closing.announced:
+        announce_end(d)  # the change under way is abandoned
+    elif waited_s > limit_s:
+        hurry(d)
+        if waited_s > 2 * limit_s:
+            saver = d.coming.saves if d.coming and waited_s < SAVING_S else ""
+            staying = [m.id for m in d.training() if m.id != saver]
+            evict(d, dict.fromkeys(staying, "it does not leave"))
+
+
+def _resolve(d: Draft, generation: Generation) -> None:
+    """All wait for each other: form the generation again, and if that fails, with one less.
+
+    The others get on without a joiner, so failed joins are counted for each joiner.
+    """
+    joiners: list[RunMember] = []
+    if generation is d.coming:
+        joiners = [replace(m, num_failed_joins=m.num_failed_joins + 1) for m in d.joiners()]
+    for member in joiners:
+        d.put(member)
+    apart = [m.id for m in joiners if m.num_failed_joins >= MAX_MEETINGS]
+    num_meetings = d.timing.num_meetings + 1
+    if not apart and num_meetings > MAX_MEETINGS:
+        num_meetings, apart = 0, [generation.roster[-1]]
+    d.timing = altered(d.timing, num_meetings=num_meetings)
+    if apart:
+        evict(d, dict.fromkeys(apart, "it cannot form a generation with the others"))
+    else:
+        meet_again(d, "all wait for each other")
+
+
+def _watched(d: Draft) -> Generation | None:
+    """The generation that the workers are in, or on their way into."""
+    coming, running = d.coming, d.running
+    if running is None or coming is None:
+        return running or coming
+    contacts = [d.contacts[w] for w in running.roster if w in d.contacts]
+    return coming if any(c.generation == coming.number for c in contacts) else running
+
+
+def _unblock(d: Draft) -> None:
+    """A worker is stuck. Workers known to be gone are not waited for any longer."""
+    if isinstance(d.phase, Changing) and d.phase.leaver_gone_s is not None:
+        force(d)
+    elif d.finishing and d.away:
+        for worker in sorted(d.away):
+            give_up(d, worker, "the others have trained to the end")
+    elif d.finishing:
+        go_on(d, {})
+    elif d.parting and any(not d.trains(w) for w in d.roster):
+        hurry(d)
+    else:
+        watch(d)
+
+
+def _patience_s(d: Draft) -> float:
+    return max(d.terms.patience_s, PATIENCE_STEPS * median(d.timing.recent_steps_s or [0.0]))
+
+
+# Who is to blame.
+
+
+def overdue(
+    roster: Mapping[WorkerId, Contact],
+    now_s: float,
+    *,
+    silent_s: float,
+    patience_s: float,
+    lease_s: float,
+) -> dict[WorkerId, str]:
+    """The workers to leave out of the next generation, and why.
+
+    None while no worker that is heard from says it is stuck. Then the silent ones; else the only
+    one that does not wait itself, once all others have waited for `patience_s`. If all are silent,
+    it may be the coordinator that is cut off: all are given up when their lease is over.
+    """
+    if roster and all(now_s - c.heard_s > lease_s for c in roster.values()):
+        return dict.fromkeys(roster, "silent, as all are, for longer than the lease")
+    silent = {w: now_s - c.heard_s for w, c in roster.items() if now_s - c.heard_s > silent_s}
+    complaints = [
+        c.stuck_s if c.stuck_s is not None else c.heartbeat_s
+        for w, c in roster.items()
+        if w not in silent and _complains(c, now_s, patience_s)
+    ]
+    if not complaints:
+        return {}
+    if silent:
+        return {w: f"silent for {s:.0f} s while others wait for it" for w, s in silent.items()}
+    since_s = min(complaints)
+    busy = [
+        w
+        for w, c in roster.items()
+        if c.stuck_s is None and not (c.waiting and c.heartbeat_s >= since_s)
+    ]
+    if len(busy) != 1:
+        return {}
+    waited_s = min(_waits_s(c, now_s) for w, c in roster.items() if w != busy[0])
+    late = roster[busy[0]]
+    allowed_s = APART_S if late.apart else 0.0 if late.has_stepped else FIRST_STEP_S
+    if waited_s < max(patience_s, allowed_s):
+        return {}
+    return {busy[0]: f"does not finish its step; all others have waited for {waited_s:.0f} s"}
+
+
+def deadlocked(roster: Mapping[WorkerId, Contact], now_s: float, patience_s: float) -> bool:
+    """Whether all are heard from and all wait, as when a connection between two broke."""
+    contacts = roster.values()
+    return len(roster) > 1 and all(_complains(c, now_s, patience_s) for c in contacts)
+
+
+def _complains(contact: Contact, now_s: float, patience_s: float) -> bool:
+    # A worker says so once a generation. If it waits again, only its heartbeats tell.
+    return contact.stuck_s is not None or _waits_s(contact, now_s) > patience_s
+
+
+def _waits_s(contact: Contact, now_s: float) -> float:
+    return now_s - contact.waiting_since_s if contact.waiting_since_s is not None else 0.0

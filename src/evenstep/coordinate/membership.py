@@ -1,0 +1,210 @@
+"""`membership(state, input, now_s, brain) -> (state, effects)`: who takes part in a run.
+
+There is no socket, clock, file or process in here: a driver says what happened and what time it is,
+and performs the effects. The brain answers within a call, so a replay needs only its journal. An
+input that raises InvalidInputError cannot be true, and leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from msgspec.structs import replace as altered
+
+from evenstep import messages as msg
+from evenstep.coordinate import events as ev
+from evenstep.coordinate import exits, joining, liveness, operators, takeover
+from evenstep.coordinate.announce import dismiss, let_go
+from evenstep.coordinate.draft import Decides, Draft
+from evenstep.coordinate.roster import advance, begin, change, disconnect, obey
+from evenstep.coordinate.shutdown import end, settle
+from evenstep.coordinate.state import Ended, RunMember, RunState, WorkerState
+from evenstep.coordinate.status import own_steps
+from evenstep.coordinate.terms import Ending
+from evenstep.errors import PlanError
+from evenstep.types import DrainAsked, StepDone, WorkerId
+
+LEASE = msg.Lease()
+
+
+def membership(
+    state: RunState, event: ev.AnyInput, now_s: float, brain: Decides
+) -> tuple[RunState, tuple[ev.AnyEffect, ...]]:
+    """One input in, the next state and the orders out."""
+    if isinstance(event, ev.Heard) and isinstance(event.message, msg.Alive):
+        return _alive(state, event.worker, event.message, now_s, brain)
+    if isinstance(event, ev.Opened):
+        terms = event.terms
+        opened = RunState(terms=terms, next_name=event.next_name, restarts_left=terms.restarts)
+        return opened, ()
+    d = Draft.of(state, now_s, brain)
+    try:
+        _handle(d, event)
+    except PlanError as e:  # the first shares of a roster are wrong: there are none to go on with
+        end(d, Ending(ok=False, why=str(e)))
+    return d.freeze(), tuple(d.effects)
+
+
+def _alive(
+    state: RunState, worker: WorkerId, alive: msg.Alive, now_s: float, brain: Decides
+) -> tuple[RunState, tuple[ev.AnyEffect, ...]]:
+    """A heartbeat: a thousand of them a second must be cheap, so no draft is made."""
+    read_s = state.timing.clock_read_s
+    if read_s is None or now_s - read_s > liveness.OWN_LAG_S:
+        d = Draft.of(state, now_s, brain)
+        liveness.read_clock(d)
+        state = d.freeze()
+    timing = altered(state.timing, clock_read_s=now_s)
+    if worker not in state.members:
+        return altered(state, timing=timing), ()
+    contact = liveness.heartbeat(state.contacts[worker], alive, now_s)
+    state = altered(state, timing=timing, contacts={**state.contacts, worker: contact})
+    return state, (ev.Send(workers=(worker,), message=LEASE),)
+
+
+def _handle(d: Draft, event: ev.AnyInput) -> None:
+    match event:
+        case ev.Heard(worker=worker, message=message):
+            _heard(d, worker, message)
+        case ev.Tick():
+            _tick(d)
+        case ev.Connected():
+            joining.connected(d, event)
+        case ev.Disconnected(worker=worker):
+            _disconnected(d, worker)
+        case ev.Dying():
+            exits.dying(d, event)
+        case ev.Exited():
+            exits.exited(d, event)
+        case ev.NotStarted():
+            exits.not_started(d, event)
+        case ev.StartAsked():
+            operators.start(d, event)
+        case ev.ScaleAsked() | ev.WorkerDrainAsked():
+            operators.ask(d, event)
+        case ev.StopAsked(why=why):
+            takeover.stop(d, why)
+            d.effects.append(ev.Reply(message=msg.Answer()))
+        case ev.KillAsked(why=why):
+            end(d, Ending(ok=False, why=why))
+        case ev.EvictAsked(workers=workers):
+            for worker in workers:
+                d.evict_process(worker)
+        case ev.TookOver():
+            takeover.take_over(d, event)
+        case ev.Adopted(worker=worker):
+            takeover.adopt(d, worker)
+        case ev.Crashed(why=why, traceback=traceback):
+            d.closing = Ended(ending=Ending(ok=False, why=why, told=traceback))
+            d.effects.append(ev.EndRun(ending=d.closing.ending))
+        case ev.Opened():
+            raise AssertionError("is handled before")
+        case _:
+            assert_never(event)
+
+
+def _heard(d: Draft, worker: WorkerId, message: msg.FromClient) -> None:
+    liveness.read_clock(d)
+    member = d.members.get(worker)
+    if member is None:
+        return
+    d.contacts[worker] = liveness.heard(d.contacts[worker], d.now_s)
+    if d.ending is None:
+        _listen(d, member, message)
+        settle(d)
+
+
+def _disconnected(d: Draft, worker: WorkerId) -> None:
+    member = d.members.get(worker)
+    if member is None:
+        return
+    disconnect(d, member, "its connection closed", dead=False)
+    if d.process(worker).exit is not None:
+        exits.judge(d, worker)
+    settle(d)
+
+
+def _tick(d: Draft) -> None:
+    if d.ending is not None:
+        return
+    liveness.read_clock(d)
+    takeover.check_lease(d)
+    exits.check_exits(d)
+    liveness.check_leaver(d)
+    liveness.check_start_up(d)
+    liveness.watch(d)
+    advance(d)
+    settle(d)
+
+
+def _listen(d: Draft, member: RunMember, message: msg.FromClient) -> None:
+    match message:
+        case msg.Ready():
+            joining.ready(d, member, message)
+        case msg.Began(generation=number, step=step):
+            if _leads(member, d.coming, number):
+                d.log(f"generation {number} began at step {step}")
+                begin(d)
+        case msg.Stepped():
+            _stepped(d, member, message)
+        case msg.Stuck():
+            liveness.stuck(d, member.id, message)
+        case msg.Leaving(why=why):
+            let_go(d, member, why)
+            if member.state is WorkerState.TRAINING:  # the brain must not count on it any more
+                change(d, DrainAsked(worker=member.id), planned=True)
+            advance(d)
+        case msg.Done(step=step):
+            _done(d, member, step)
+        case msg.Failed(told=told):
+            why = f"the script failed on {member.id}"
+            end(d, Ending(ok=False, why=why, told=told, worker=member.id))
+        case msg.Alive() | msg.Hello() | msg.Ask():
+            pass  # handled before, or out of place
+        case _:
+            assert_never(message)
+
+
+def _done(d: Draft, member: RunMember, step: int) -> None:
+    others = any(m.id != member.id for m in d.training())
+    unused = (WorkerState.STARTING, WorkerState.READY, WorkerState.SPARE)
+    if others and member.state in unused:
+        dismiss(d, member, "it had nothing to do")
+        return
+    d.put(replace(member, state=WorkerState.DONE))
+    d.finished.add(member.id)
+    d.set_finishing(True)
+    d.progress = replace(d.progress, step=max(d.progress.step, step))
+
+
+def _stepped(d: Draft, member: RunMember, message: msg.Stepped) -> None:
+    done = StepDone(
+        step=message.step,
+        generation=message.generation,
+        seconds=message.seconds,
+        reports=message.reports,
+        grad_squared_norm=message.grad_squared_norm,
+        quiet=message.quiet,
+        position=message.position,
+    )
+    if _leads(member, d.coming, message.generation):
+        begin(d)
+    if d.cluster is None or not _leads(member, d.running, message.generation):
+        return
+    liveness.stepped(d, message.seconds, [r.worker for r in message.reports])
+    steps = own_steps(done, d.cluster.batch)
+    reports = {**d.progress.reports, **{r.worker: r for r in message.reports}}
+    d.progress = replace(
+        d.progress,
+        step=message.step,
+        reports={w: report for w, report in reports.items() if w in d.members},
+        throughput=d.progress.throughput.add(d.now_s, done.generation, steps),
+    )
+    obey(d, d.decide(done), planned=True)
+
+
+def _leads(member: RunMember, generation: msg.Generation | None, number: int) -> bool:
+    if generation is None or generation.number != number:
+        return False
+    return generation.roster[:1] == (member.id,)

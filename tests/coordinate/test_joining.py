@@ -1,0 +1,31 @@
+"""What a worker must share with the run to be taken in."""
+
+from __future__ import annotations
+
+from evenstep.messages import Refused
+from tests.coordinate.situations import Make, heard, roster, training
+
+
+def test_a_worker_with_a_disabled_scaler_is_refused_where_the_run_has_it_enabled(
+    make: Make,
+) -> None:
+    world = make()
+    a, b = training(world, 2)
+    (refused,) = heard(world.join(disabled_scalers="GradScaler-1"), Refused)
+    assert refused.why.startswith(
+        "disabled_scalers is GradScaler-1 here, none in the run; a GradScaler"
+    )
+    assert roster(world) == (a.id, b.id)
+
+
+def test_what_an_older_journal_does_not_know_of_is_as_the_first_worker_has_it(make: Make) -> None:
+    world = make()
+    training(world, 2)
+    path = world.folder / "journal.jsonl"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"disabled_scalers":"",', "", 1), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") != text
+    world.restart()
+    assert not heard(world.join(disabled_scalers="GradScaler-1"), Refused)
+    (refused,) = heard(world.join(), Refused)
+    assert refused.why.startswith("disabled_scalers is none here, GradScaler-1 in")
