@@ -164,9 +164,9 @@ MUTANTS = [
         f"{CHANGES} -k end_of_training",
     ),
     Mutant(
-        TRAIN + "checkpoint.py",
-        "    whole = check == _check_sum(plan, tensors)",
-        "    whole = True",
+        TRAIN + "recover/checkpoint.py",
+        "        intact = check == _checksum(structure, tensors)",
+        "        intact = True",
         "tests/train/recover/test_checkpoint.py",
     ),
     # Membership.

@@ -24,7 +24,7 @@ from evenstep.train.comm.transfer import await_closed
 from evenstep.train.plan.local import LocalPlanner
 from evenstep.train.plan.planner import NoPlanner, Planner
 from evenstep.train.recover.flatten import bytes_of
-from evenstep.train.recover.handover import Spec
+from evenstep.train.recover.slices import TensorSpec
 from evenstep.train.recover.state import TrainingState
 from evenstep.train.reduce.pulse import RankPlan
 from evenstep.train.replica import Replica
@@ -87,7 +87,7 @@ class FixedRoster:
         """The leader's numbers on every rank, as bytes: Gloo does not support all dtypes."""
         if self.world == 1 or not tensor.numel():
             return
-        dims = Spec.of(tensor).dims
+        dims = TensorSpec.of(tensor).dims
         dense = tensor.resolve_conj().resolve_neg().permute(dims).contiguous()
         self.control.broadcast(bytes_of(dense))
         if dense.data_ptr() != tensor.data_ptr():
