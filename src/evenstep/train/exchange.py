@@ -56,7 +56,7 @@ class Exchange:
             free_memory=self._host_load.free_memory,
             weight=batch.weight,
             grad_squared_norm=model.reducer.grad_squared_norm(own=True),
-            loss_scale=replica.loss_scale.of_step(),
+            loss_scale=replica.loss_scale.current(),
         )
         from_step = step.number + 1 + replica.loader.prefetched  # not prefetched by anyone yet
         plan, num_pending = self.planner.next(from_step), roster.num_pending()

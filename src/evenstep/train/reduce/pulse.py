@@ -1,9 +1,9 @@
-"""The pulse: a few numbers summed along with the gradients, so that all ranks learn the same.
+"""The pulse: a few numbers all-reduced along with the gradients, so that all ranks agree.
 
-Every rank fills in its own report and leaves the others' zero, and flags the parameters it has a
-gradient for; the leader fills in the newest plan, and the generation that comes after this step if
-there is one. After the sum everyone holds all of it, with no further round trip. All counts are
-below 2**24: single precision holds them exactly.
+Every rank fills in its own report, leaves the others' zero, and flags the parameters it has a
+gradient for; the leader adds the newest plan, and how many generations to move on by after this
+step. The sum gives all of it to every rank without another round trip. All counts are below 2**24,
+which single precision represents exactly.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import torch
 from evenstep.types import StepReport, WorkerId
 
 MAX_BATCH = 2**24
-REPORT = 8  # numbers in a report
+REPORT_SIZE = 8  # numbers in a report
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank measured, before it has a worker's name."""
+    """What one rank measured in one step."""
 
     samples: int
     compute_s: float
     wait_s: float
     free_cpu: float
     free_memory: float
-    weight: float  # what this rank's mean counts for: samples, or tokens
+    weight: float  # of this rank's mean loss: its samples, or tokens
     grad_squared_norm: float = 0.0  # of its own mean gradient; 0: not measured
-    loss_scale: float = 0.0  # by its GradScalers; 1: it is not scaled; 0: not known
+    loss_scale: float = 0.0  # of its GradScalers; 1: none; 0: unknown
 
-    def of(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
-        """The report of a worker by name, with what it computed for in some steps like this."""
+    def to_step_report(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
+        """The worker's report to the engine, with its mean compute time over similar steps."""
         return StepReport(
             worker=worker,
             samples=self.samples,
@@ -47,7 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares by rank, valid from a step on, and what the learning rate is multiplied by."""
+    """Shares by rank and the factor on the learning rate, valid from a step on."""
 
     from_step: int
     shares: tuple[int, ...]
@@ -55,8 +55,8 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def size(world: int) -> int:
-    """Numbers in a pulse, the flags not counted."""
-    return world * REPORT + 3 + world
+    """Numbers in a pulse without its flags."""
+    return world * REPORT_SIZE + 3 + world
 
 
 def encode(
@@ -66,12 +66,12 @@ def encode(
     report: Report,
     plan: RankPlan | None,
     used: Sequence[bool],
-    switch: int = 0,
+    num_generations: int = 0,
 ) -> torch.Tensor:
-    """This rank's part of the pulse of a step. `switch`: generations to go on by, after it."""
-    begin, flags = world * REPORT, size(world)
+    """This rank's part of a step's pulse. `num_generations`: to move on by after the step."""
+    begin, flags = world * REPORT_SIZE, size(world)
     pulse = np.zeros(flags + len(used))
-    pulse[rank * REPORT : (rank + 1) * REPORT] = (
+    pulse[rank * REPORT_SIZE : (rank + 1) * REPORT_SIZE] = (
         report.samples,
         report.compute_s,
         report.wait_s,
@@ -82,9 +82,9 @@ def encode(
         report.loss_scale,
     )
     if plan is not None:
-        ahead = plan.from_step - step  # never at the step itself
+        ahead = plan.from_step - step  # at least 1, since 0 means no plan
         pulse[begin : flags - 1] = (ahead, plan.lr_factor, *plan.shares)
-    pulse[flags - 1] = switch
+    pulse[flags - 1] = num_generations
     pulse[flags:] = used
     return torch.from_numpy(pulse)
 
@@ -92,11 +92,11 @@ def encode(
 def decode(
     pulse: torch.Tensor, step: int, world: int
 ) -> tuple[list[Report], RankPlan | None, int, list[bool]]:
-    """All reports by rank, the leader's plan and switch, if any, the parameters anyone used."""
+    """Reports by rank, the leader's plan, generations to move on by, and flags of parameters."""
     values = pulse.tolist()
     reports = []
     for rank in range(world):
-        samples, *rest = values[rank * REPORT : (rank + 1) * REPORT]
+        samples, *rest = values[rank * REPORT_SIZE : (rank + 1) * REPORT_SIZE]
         compute_s, wait_s, free_cpu, free_memory, weight, squared_norm, loss_scale = rest
         reports.append(
             Report(
@@ -110,10 +110,11 @@ def decode(
                 loss_scale=loss_scale,
             )
         )
-    begin, flags = world * REPORT, size(world)
-    ahead, lr_factor, *shares, switch = values[begin:flags]
+    begin, flags = world * REPORT_SIZE, size(world)
+    ahead, lr_factor, *shares, num_generations = values[begin:flags]
     plan = None
     if ahead:
-        whole = tuple(map(int, shares))
-        plan = RankPlan(from_step=step + int(ahead), shares=whole, lr_factor=lr_factor)
-    return reports, plan, int(switch), [v > 0 for v in values[flags:]]
+        plan = RankPlan(
+            from_step=step + int(ahead), shares=tuple(map(int, shares)), lr_factor=lr_factor
+        )
+    return reports, plan, int(num_generations), [v > 0 for v in values[flags:]]

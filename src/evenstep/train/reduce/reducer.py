@@ -28,7 +28,7 @@ from evenstep.errors import EvenstepError
 from evenstep.train.comm.group import Group, GroupGoneError, SupersededError
 from evenstep.train.comm.transfer import await_closed
 from evenstep.train.reduce.bucket import BUCKET_BYTES, EXACT, Bucket, into_buckets, real_part
-from evenstep.train.reduce.early_abort import put_gates
+from evenstep.train.reduce.early_abort import register_abort_hooks
 
 GONE_S = 0.2  # for an abandoned group to be destroyed: the survivors have closed theirs too
 
@@ -94,11 +94,11 @@ class Reducer:
     def give_up_if(self, superseded: Callable[[], str], model: torch.nn.Module) -> None:
         """Break off backward passes once `superseded` says why their result is of no use."""
         self._superseded = superseded
-        self._handles += put_gates(model, self._gives_up, BUCKET_BYTES)
+        self._handles += register_abort_hooks(model, self._gives_up, BUCKET_BYTES)
 
     def _gives_up(self) -> bool:
-        # Only once a parameter has its gradient: torch.autograd.grad, which passes the gates too,
-        # must return what it was asked for.
+        # Only once a parameter has its gradient: torch.autograd.grad, which runs the abort hooks
+        # too, must return what it was asked for.
         if self._pass is None or self._pass() is None:
             return False
         is_void = self._is_void()
