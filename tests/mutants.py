@@ -138,7 +138,7 @@ MUTANTS = [
         f"{RECOVERY} -k forward",
     ),
     Mutant(
-        TRAIN + "reduce.py",
+        TRAIN + "reduce/reducer.py",
         "                if len(bucket.filled) < len(bucket.params):",
         "                if not bucket.filled:",
         "tests/train/test_exact.py",

@@ -121,29 +121,29 @@ class Reducer:
                 await_closed(GONE_S)
             parts = into_buckets(self._params)
             last = parts[-1][0]
-            holds = real_part(last.dtype) in EXACT and group.device.type == "cpu"
-            room = pulse + len(self._params) if holds else 0
+            has_pulse = real_part(last.dtype) in EXACT and group.device.type == "cpu"
+            pulse_size = pulse + len(self._params) if has_pulse else 0
             for i, params in enumerate(parts):
-                behind = room if i == len(parts) - 1 else 0
-                old = before[i] if before else None
-                if old is None or not old.fits(group.device, behind):
-                    old = Bucket(params, group.device, behind)
-                self.buckets.append(old)
+                num_extra = pulse_size if i == len(parts) - 1 else 0
+                bucket = before[i] if before else None
+                if bucket is None or not bucket.reuse(group.device, num_extra):
+                    bucket = Bucket(params, group.device, num_extra)
+                self.buckets.append(bucket)
         self._index_of = {p: (b, i) for b in self.buckets for i, p in enumerate(b.params)}
 
     def warm_up(self, pulse: int) -> None:
         """Allocate the buffers before anyone waits for them: touching memory first takes time."""
         if all(p.device.type == "cpu" for p in self._params):
             parts = into_buckets(self._params)
-            rooms = [0] * (len(parts) - 1) + [pulse + len(self._params)]
+            extras = [0] * (len(parts) - 1) + [pulse + len(self._params)]
             self.buckets = [
-                Bucket(params, params[0].device, room)
-                for params, room in zip(parts, rooms, strict=True)
+                Bucket(params, params[0].device, num_extra)
+                for params, num_extra in zip(parts, extras, strict=True)
             ]
             for bucket in self.buckets:
                 bucket.flat.zero_()
 
-    def let_go(self) -> None:
+    def forget_operations(self) -> None:
         """Drop all references to the group's operations."""
         for bucket in self.buckets:
             bucket.work = None
@@ -153,7 +153,7 @@ class Reducer:
         """Remove all hooks from the model."""
         for handle in self._handles:
             handle.remove()
-        self.let_go()
+        self.forget_operations()
 
     def check_known(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
         """Refuse to step on a gradient that is not reduced, even where this worker is alone."""
@@ -210,9 +210,9 @@ class Reducer:
         self._next += 1
         if self._next == len(self.buckets):
             self._pulse = self._on_ready(self._used())
-            if len(bucket.rest):
-                bucket.rest.copy_(self._pulse)
-                self._pulse = bucket.rest
+            if len(bucket.extra):
+                bucket.extra.copy_(self._pulse)
+                self._pulse = bucket.extra
             else:
                 self._pulse_work = self._control.sum_async(self._pulse)
         bucket.reduce_over(self.group)
@@ -266,7 +266,6 @@ class Reducer:
 
 
 def _not_reduced(param: torch.Tensor, model: torch.nn.Module) -> str:
-    """The error for a parameter whose gradient is not reduced."""
     name = next((f"{n}, " for n, p in model.named_parameters() if p is param), "")
     what = f"a parameter ({name}shape {tuple(param.shape)}) has a gradient of this worker alone: "
     if not name:

@@ -318,7 +318,7 @@ class ElasticRoster:
 
     def _close_groups(self) -> None:
         if self._replica.has_model:
-            self._replica.model.reducer.let_go()
+            self._replica.model.reducer.forget_operations()
         self._groups.close(0.0)
 
     # Checkpoints, and the end.
