@@ -83,7 +83,7 @@ MUTANTS = [
     ),
     # The state of those ahead goes to those behind.
     Mutant(
-        TRAIN + "position.py",
+        TRAIN + "roster/position.py",
         "    furthest = max((row[1] for row in rows if row[0]), default=-1)",
         "    furthest = min((row[1] for row in rows if row[0]), default=-1)",
         "tests/train/roster/test_position.py",
@@ -95,9 +95,9 @@ MUTANTS = [
         f"{CHANGES} -k joins",
     ),
     Mutant(
-        TRAIN + "position.py",
-        "    late = tuple(rank for rank in sources if rows[rank][2] < sums)",
-        "    late = ()",
+        TRAIN + "roster/position.py",
+        "    missing_sum = tuple(rank for rank in sources if rows[rank][2] < sums)",
+        "    missing_sum = ()",
         "tests/train/roster/test_position.py",
     ),
     Mutant(

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import default_collate
 
-from evenstep.train.data.order import cut
+from evenstep.train.data.order import rank_ranges
 from evenstep.train.reduce.batch_norm import local_layers
 from evenstep.train.reduce.pulse import RankPlan
 from evenstep.train.reduce.reducer import Reducer
@@ -62,7 +62,7 @@ class Probe:
         orders = []
         for step in range(self._task.num_steps):
             by = step % world
-            parts = cut(batch, shares[-by:] + shares[:-by])
+            parts = rank_ranges(batch, shares[-by:] + shares[:-by])
             orders.append(
                 RankPlan(from_step=step, shares=tuple(end - begin for begin, end in parts))
             )

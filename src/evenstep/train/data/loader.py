@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from evenstep.config import BatchSettings
 from evenstep.decide.learning import global_batch
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.train.data.order import Order, cut
+from evenstep.train.data.order import Order, rank_ranges
 from evenstep.train.plan.plans import Plans
 from evenstep.train.reduce.pulse import MAX_BATCH
 from evenstep.train.step import Batch, Step
@@ -69,7 +69,7 @@ class ShareSampler(Sampler[list[int]]):
             end = self.order.end(begin, sum(shares))
             if end == begin:
                 return
-            low, high = cut(end - begin, shares)[self.rank]
+            low, high = rank_ranges(end - begin, shares)[self.rank]
             share = permutation[begin + low : begin + high]
             yield (share if len(share) else permutation[begin : begin + 1]).tolist()
             begin, step = end, step + 1
@@ -187,7 +187,7 @@ class Loader:
     def _take(self, batch: Any, begin: int, end: int) -> Any:
         """Take a fetched batch in hand; what the script is to see of it."""
         number = self._step.number
-        low, high = cut(end - begin, self._plans.shares_at(number))[self._workers.rank]
+        low, high = rank_ranges(end - begin, self._plans.shares_at(number))[self._workers.rank]
         samples = high - low
         if self._observer is not None:
             batch = self._observer.begin_step(batch, samples)

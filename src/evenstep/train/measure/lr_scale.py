@@ -17,15 +17,15 @@ class LrScale:
 
     def __init__(self) -> None:
         self._step, self._from, self._to, self._over = 0, 1.0, 1.0, 0
-        self._now = 0
-        self._unscaled: dict[int, list[Any]] = {}  # the user's own rates during an optimizer step
+        self._current_step = 0
+        self._unscaled: dict[int, list[Any]] = {}  # the user's learning rates, in optimizer steps
 
     @property
     def target(self) -> float:
         """The current factor, or the one at the end of the warm-up."""
         return self._to
 
-    def aim(self, step: int, factor: float, over_steps: int = 0) -> None:
+    def set_target(self, step: int, factor: float, over_steps: int = 0) -> None:
         """Move to a factor from a step on, linearly over so many steps."""
         self._from, self._step = self.at(step), step
         self._to, self._over = factor, over_steps
@@ -45,7 +45,7 @@ class LrScale:
 
     def begin_step(self, step: int) -> None:
         """Use this step's factor from now on."""
-        self._now = step
+        self._current_step = step
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         """Apply the factor in every step of this optimizer. Returns a function that detaches it."""
@@ -63,7 +63,7 @@ class LrScale:
 
     def _apply(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._remove(optimizer)  # left over from a step that raised
-        factor = self.at(self._now)
+        factor = self.at(self._current_step)
         if factor != 1.0:
             groups = optimizer.param_groups
             self._unscaled[id(optimizer)] = [group["lr"] for group in groups]

@@ -289,7 +289,7 @@ class ElasticRoster:
         if generation.lr_factor != replica.lr_scale.target:
             # A worker may be inside a step that all have reduced: that one keeps its factor.
             from_step = self._catch_up.position.steps
-            replica.lr_scale.aim(from_step, generation.lr_factor, generation.lr_warmup_steps)
+            replica.lr_scale.set_target(from_step, generation.lr_factor, generation.lr_warmup_steps)
         if tracker.leads:
             self._planner.watch_closely()
             tracker.send(Began(generation=generation.number, step=step.number))

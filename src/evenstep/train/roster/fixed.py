@@ -119,7 +119,7 @@ class FixedRoster:
         first = RankPlan(from_step=0, shares=tuple(shares), lr_factor=lr_factor)
         replica.plans.restart([first])
         replica.plans.warmup_steps = warmup_steps
-        replica.lr_scale.aim(0, lr_factor, warmup_steps if lr_factor != 1.0 else 0)
+        replica.lr_scale.set_target(0, lr_factor, warmup_steps if lr_factor != 1.0 else 0)
         replica.measures_noise = rule == "adascale"
         return self._planner
 
