@@ -371,7 +371,7 @@ class ElasticRoster:
             self._saver.close()
         self._sigterm.close()
         if not self._failed:
-            control.tell(Done(step=step.number))
+            control.send(Done(step=step.number))
             until_s = time.monotonic() + GOODBYE_S
             while control.connected and control.goodbye is None and time.monotonic() < until_s:
                 control.wait(0.05)

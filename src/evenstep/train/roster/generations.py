@@ -75,7 +75,7 @@ class GenerationTracker:
     @property
     def newest(self) -> int:
         """The newest generation that makes this one void."""
-        return self.control.newest_at_once if self.has_trained else self.control.newest
+        return self.control.newest_unplanned if self.has_trained else self.control.newest
 
     def num_pending(self) -> int:
         """By how many generations the newest announced one is ahead."""
@@ -83,7 +83,7 @@ class GenerationTracker:
 
     def send(self, message: FromClient) -> None:
         """Queue a message to the coordinator."""
-        self.control.tell(message)
+        self.control.send(message)
 
     def take_plan(self) -> NewPlan | None:
         """The newest plan for this generation, once."""
