@@ -32,15 +32,15 @@ def command(
     """
     numbers, run = _numbers(shares), Script(script, args)
     click.echo(f"{script}: {steps} steps alone, and on workers with shares as {shares}")
-    verdicts = []
+    agree = []
     try:
         for finding in verify(run, num_steps=steps, shares=numbers):
-            click.echo(f"{finding.about:10}  {WORDS[finding.agree]:7}  {finding.told}")
-            verdicts.append(finding.agree)
+            click.echo(f"{finding.subject:10}  {WORDS[finding.agrees]:7}  {finding.message}")
+            agree.append(finding.agrees)
     except ScriptFailedError as e:
         click.echo(e)  # as it is: a traceback is not one line
         ctx.exit(DIFFERENT)
-    ctx.exit(DIFFERENT if False in verdicts else UNKNOWN if None in verdicts else 0)
+    ctx.exit(DIFFERENT if False in agree else UNKNOWN if None in agree else 0)
 
 
 def _numbers(text: str) -> list[int]:
