@@ -60,9 +60,8 @@ class LocalPlanner:
         self._means.add([r.samples for r in result.reports], compute_s, anew=lively)
         if not wanted:
             return
-        rows = map(
-            Report.to_step_report, result.reports, self._ids, *zip(*self._means.take(), strict=True)
-        )
+        means = zip(*self._means.take(), strict=True)
+        rows = map(Report.to_step_report, result.reports, self._ids, *means)
         done = StepDone(
             step=result.step,
             generation=self._engine.cluster.generation,

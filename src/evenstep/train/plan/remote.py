@@ -79,9 +79,8 @@ class RemotePlanner:
         if not wanted:
             self._tally.add(by.number, Steps(num=1, seconds=result.seconds, samples=sum(samples)))
             return
-        rows = map(
-            Report.to_step_report, result.reports, by.roster, *zip(*self._means.take(), strict=True)
-        )
+        means = zip(*self._means.take(), strict=True)
+        rows = map(Report.to_step_report, result.reports, by.roster, *means)
         self._coordination.send(
             Stepped(
                 generation=by.number,

@@ -16,7 +16,7 @@ import torch
 
 from evenstep.errors import ConfigError, InvalidInputError
 
-TensorPath = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 MAPPINGS: dict[type, str] = {dict: "dict", Counter: "counter", OrderedDict: "ordered"}
@@ -45,7 +45,7 @@ def unflatten(structure: bytes, tensors: Sequence[Any]) -> Any:
         return _decode(msgspec.msgpack.decode(structure), tensors)
 
 
-def tensor_paths(structure: bytes) -> list[TensorPath]:
+def tensor_paths(structure: bytes) -> list[KeyPath]:
     """The paths to the tensors, in their order. No two are equal."""
     with _invalid_input():
         return [path for _, path in sorted(_find_tensors(msgspec.msgpack.decode(structure), ()))]
@@ -123,7 +123,7 @@ def _decode(x: Any, tensors: Sequence[Any]) -> Any:
     return x
 
 
-def _find_tensors(x: Any, path: TensorPath) -> Iterator[tuple[int, TensorPath]]:
+def _find_tensors(x: Any, path: KeyPath) -> Iterator[tuple[int, KeyPath]]:
     match x:
         case ["tensor", index]:
             yield index, path

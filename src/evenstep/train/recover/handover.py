@@ -17,7 +17,7 @@ import torch
 from evenstep.errors import EvenstepError, InvalidInputError
 from evenstep.train.comm.group import Group
 from evenstep.train.comm.transfer import Transfer
-from evenstep.train.recover.flatten import TensorPath, tensor_paths, unflatten
+from evenstep.train.recover.flatten import KeyPath, tensor_paths, unflatten
 from evenstep.train.recover.slices import TensorSpec, cut_into_slices, staging_buffers
 from evenstep.train.recover.state import TrainingState
 
@@ -190,13 +190,11 @@ def _check_same_state(own: HandoverHeader, first: HandoverHeader, relay: Relay) 
             )
 
 
-def _by_path(structure: bytes, tensors: Sequence[T]) -> dict[TensorPath, T]:
+def _by_path(structure: bytes, tensors: Sequence[T]) -> dict[KeyPath, T]:
     return dict(zip(tensor_paths(structure), tensors, strict=True))
 
 
-def _destinations(
-    header: HandoverHeader, own: dict[TensorPath, torch.Tensor]
-) -> list[torch.Tensor]:
+def _destinations(header: HandoverHeader, own: dict[KeyPath, torch.Tensor]) -> list[torch.Tensor]:
     """What to receive each tensor into: this worker's own one if it fits, or a new one."""
     used: set[int] = set()
     destinations = []

@@ -99,17 +99,18 @@ class Slice:
 
     def pack(self, data: torch.Tensor) -> None:
         """Copy the tensors into `data`, unless it is in place."""
-        if self.in_place is None:
-            for piece in self.pieces:
-                for view, staged in piece.views(data):
-                    staged.copy_(view)
+        for view, staged in self._staged(data):
+            staged.copy_(view)
 
     def unpack(self, data: torch.Tensor) -> None:
         """Copy `data` into the tensors, unless it is in place."""
+        for view, staged in self._staged(data):
+            view.copy_(staged)
+
+    def _staged(self, data: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         if self.in_place is None:
             for piece in self.pieces:
-                for view, staged in piece.views(data):
-                    view.copy_(staged)
+                yield from piece.views(data)
 
 
 def cut_into_slices(tensors: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> list[Slice]:

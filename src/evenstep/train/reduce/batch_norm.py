@@ -300,9 +300,7 @@ def local_stats_warning(names: Sequence[str]) -> str:
 
 
 @torch.no_grad()
-def average_buffers(
-    model: nn.Module, all_reduce: Callable[[Tensor], Tensor], weight: float
-) -> None:
+def average_buffers(model: nn.Module, reduce: Callable[[Tensor], Tensor], weight: float) -> None:
     """Average the running means and variances of local layers over all workers, by weight.
 
     All workers call it at the same point between steps, before the model is evaluated or saved. If
@@ -321,7 +319,7 @@ def average_buffers(
         flat[0] = weight
         for piece, buffer in zip(_split(flat, buffers), buffers, strict=True):
             piece.copy_(buffer.flatten()).mul_(weight)
-    flat = all_reduce(flat)
+    flat = reduce(flat)
     if flat[0] > 0:
         for piece, buffer in zip(_split(flat, buffers), buffers, strict=True):
             buffer.copy_((piece / flat[0]).view_as(buffer))

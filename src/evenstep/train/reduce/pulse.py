@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import astuple
 
 from evenstep.types import StepReport, WorkerId
 
@@ -21,7 +22,7 @@ REPORT_SIZE = 8  # numbers in a report
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank measured in one step."""
+    """What one rank measured in one step; its fields are in the order of the pulse."""
 
     samples: int
     compute_s: float
@@ -71,16 +72,7 @@ def encode(
     """This rank's part of a step's pulse. `num_generations`: to move on by after the step."""
     begin, flags = world * REPORT_SIZE, size(world)
     pulse = np.zeros(flags + len(used))
-    pulse[rank * REPORT_SIZE : (rank + 1) * REPORT_SIZE] = (
-        report.samples,
-        report.compute_s,
-        report.wait_s,
-        report.free_cpu,
-        report.free_memory,
-        report.weight,
-        report.grad_squared_norm,
-        report.loss_scale,
-    )
+    pulse[rank * REPORT_SIZE : (rank + 1) * REPORT_SIZE] = astuple(report)
     if plan is not None:
         ahead = plan.from_step - step  # at least 1, since 0 means no plan
         pulse[begin : flags - 1] = (ahead, plan.lr_factor, *plan.shares)
