@@ -102,8 +102,8 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "roster/position.py",
-        "    late = tuple(rank for rank in sources if rows[rank][2] < sums)",
-        "    late = ()",
+        "    missing_sum = tuple(rank for rank in sources if rows[rank][2] < sums)",
+        "    missing_sum = ()",
         "tests/train/roster/test_position.py",
     ),
     Mutant(
@@ -183,8 +183,8 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "recover/checkpoint.py",
-        "        whole = check == _check_sum(plan, tensors)",
-        "        whole = True",
+        "        intact = check == _checksum(structure, tensors)",
+        "        intact = True",
         "tests/train/recover/test_checkpoint.py",
     ),
     # Membership.

@@ -35,7 +35,7 @@ def test_a_correct_script_agrees_and_ends_after_the_given_steps() -> None:
         ["parameters", "agree"],
     ]
     assert "192 samples" in findings[0]
-    assert "shared as 40, 16, 8" in findings[0]
+    assert "shares in step 1: 40, 16, 8" in findings[0]
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from torch import nn
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.train.comm.group import WorkerLostError
 from evenstep.train.join import elastic_session
-from evenstep.train.recover.checkpoint import load
+from evenstep.train.recover.checkpoint import load_checkpoint
 from evenstep.train.roster.elastic import ElasticRoster
 from evenstep.train.roster.generations import LeaseOverError
 from evenstep.train.session import Session
@@ -85,7 +85,7 @@ def train(run: Hosted, body: Body, num_optimizers: int = 1) -> dict[str, torch.T
 
 
 def saved(folder: Path) -> list[dict[str, Any]]:
-    return [load(path).tree for path in sorted(folder.glob("checkpoints/*.pt"))]
+    return [load_checkpoint(path).tree for path in sorted(folder.glob("checkpoints/*.pt"))]
 
 
 def void_in_the_forward_pass(training: Training, x: torch.Tensor) -> None:
@@ -204,7 +204,7 @@ def test_a_last_checkpoint_that_fails_does_not_fail_the_run(
             training = Training(session)
             training.roster.enter()
             state = training.roster._state
-            state.things = {**state.things, "file": Unkept()}
+            state.stateful = {**state.stateful, "file": Unkept()}
             for _ in session.epochs(1):
                 for (x,) in training.loader:
                     training.step(x)

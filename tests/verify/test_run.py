@@ -1,4 +1,4 @@
-"""Scripts with and without a fault under verification, their workers as threads."""
+"""Verification of scripts with and without a fault; workers are threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from evenstep.errors import EvenstepError
 from evenstep.train.session import Finished, Session
 from evenstep.verify.compare import Finding
-from evenstep.verify.records import VARIABLE, Task
+from evenstep.verify.records import ENV_VARIABLE, VerifiedRun
 from evenstep.verify.run import verify
 from tests.train.ranks import run_ranks
 
@@ -41,7 +41,7 @@ def train(session: Session, net: nn.Module, loss: Loss = functional.mse_loss) ->
         for x, y in loader:
             loss(net(x), y).backward()
             optimizer.step()
-            optimizer.zero_grad(set_to_none=False)  # what was kept must not be what is cleared
+            optimizer.zero_grad(set_to_none=False)  # recorded gradients must be copies
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], dict[str, Findi
             with contextlib.suppress(Finished):
                 script(session)
 
-        def run(task: Task, world: int) -> None:
-            monkeypatch.setenv(VARIABLE, msgspec.json.encode(task).decode())
+        def run_script(run: VerifiedRun, world: int) -> None:
+            monkeypatch.setenv(ENV_VARIABLE, msgspec.json.encode(run).decode())
             run_ranks(world, body)
 
-        return {f.about: f for f in verify(run, num_steps=3, shares=[5, 2, 1])}
+        return {f.subject: f for f in verify(run_script, num_steps=3, shares=[5, 2, 1])}
 
     return findings
 
@@ -65,68 +65,68 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], dict[str, Findi
 Check = Callable[[Script], dict[str, Finding]]
 
 
-def test_an_honest_script_agrees_in_everything(check: Check) -> None:
+def test_a_correct_script_agrees_in_everything(check: Check) -> None:
     found = check(lambda session: train(session, network()))
-    assert [f.agree for f in found.values()] == [True, True, True]
-    assert "96 samples" in found["data"].told
-    assert "shared as 20, 8, 4" in found["data"].told
+    assert [f.agrees for f in found.values()] == [True, True, True]
+    assert "96 samples" in found["data"].message
+    assert "shares in step 1: 20, 8, 4" in found["data"].message
 
 
-def test_double_precision_is_held_to_its_own_limit(check: Check) -> None:
+def test_double_precision_has_its_own_limit(check: Check) -> None:
     def script(session: Session) -> None:
         net = network().double()
         net.register_forward_pre_hook(lambda _, args: (args[0].double(),))
         train(session, net, lambda out, y: functional.mse_loss(out, y.double()))
 
     found = check(script)
-    assert found["gradients"].agree
-    assert "at most 1e-10 for float64" in found["gradients"].told
+    assert found["gradients"].agrees
+    assert "at most 1e-10 for float64" in found["gradients"].message
 
 
-def test_dropout_layers_are_off_while_runs_are_compared(check: Check) -> None:
+def test_dropout_layers_are_turned_off(check: Check) -> None:
     found = check(lambda session: train(session, network(nn.Dropout(0.5))))
-    assert found["gradients"].agree
-    assert "dropout was off" in found["gradients"].told
+    assert found["gradients"].agrees
+    assert "dropout was off" in found["gradients"].message
 
 
-def test_a_loss_that_adds_up_is_found_and_named(check: Check) -> None:
+def test_a_summed_loss_is_detected_and_named(check: Check) -> None:
     def summed(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return functional.mse_loss(out, y, reduction="sum")
 
     found = check(lambda session: train(session, network(), summed))
-    assert found["gradients"].agree is False
-    assert "but a sum" in found["gradients"].told
+    assert found["gradients"].agrees is False
+    assert "but a sum" in found["gradients"].message
 
 
-def test_samples_left_out_of_the_loss_are_found(check: Check) -> None:
+def test_samples_left_out_of_the_loss_are_detected(check: Check) -> None:
     found = check(
         lambda session: train(
             session, network(), lambda out, y: functional.mse_loss(out[1:], y[1:])
         )
     )
-    assert found["gradients"].agree is False
+    assert found["gradients"].agrees is False
 
 
-def test_random_draws_in_the_loop_are_not_blamed_on_the_workers(check: Check) -> None:
+def test_random_numbers_in_the_loop_are_not_blamed_on_the_workers(check: Check) -> None:
     def noisy(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return functional.mse_loss(functional.dropout(out, 0.5), y)
 
     def script(session: Session) -> None:
-        torch.manual_seed(0)  # as scripts do: a second run would draw the same
+        torch.manual_seed(0)  # as scripts do: a second run would use the same numbers
         train(session, network(), noisy)
 
     found = check(script)
-    assert found["gradients"].agree is None
-    assert "draws at random" in found["gradients"].told
+    assert found["gradients"].agrees is None
+    assert "uses random numbers" in found["gradients"].message
 
 
-def test_local_batch_norm_is_named_as_the_reason(check: Check) -> None:
+def test_local_batch_norm_is_named_as_the_cause(check: Check) -> None:
     found = check(lambda session: train(session, network(nn.BatchNorm1d(16))))
-    assert found["gradients"].agree is False
-    assert "BatchNorm (1)" in found["gradients"].told
+    assert found["gradients"].agrees is False
+    assert "BatchNorm (1)" in found["gradients"].message
 
 
-def test_a_worker_with_a_part_of_the_data_is_found(check: Check) -> None:
+def test_a_worker_with_a_part_of_the_data_is_detected(check: Check) -> None:
     def script(session: Session) -> None:
         net = network()
         net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -138,11 +138,11 @@ def test_a_worker_with_a_part_of_the_data_is_found(check: Check) -> None:
 
     found = check(script)
     assert list(found) == ["data"]
-    assert found["data"].agree is False
-    assert "worker 1 read something else" in found["data"].told
+    assert found["data"].agrees is False
+    assert "worker 1 read different data" in found["data"].message
 
 
-def test_batches_from_elsewhere_are_refused(check: Check) -> None:
+def test_batches_from_another_loader_are_refused(check: Check) -> None:
     def script(session: Session) -> None:
         net = network()
         net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -155,7 +155,7 @@ def test_batches_from_elsewhere_are_refused(check: Check) -> None:
         check(script)
 
 
-def test_a_learning_rate_of_one_worker_alone_is_found(check: Check) -> None:
+def test_different_learning_rates_are_detected(check: Check) -> None:
     def script(session: Session) -> None:
         net = network()
         sgd = torch.optim.SGD(net.parameters(), lr=0.1 * (1 + session.rank))
@@ -166,11 +166,11 @@ def test_a_learning_rate_of_one_worker_alone_is_found(check: Check) -> None:
             optimizer.step()
 
     found = check(script)
-    assert found["gradients"].agree
-    assert found["parameters"].agree is False
+    assert found["gradients"].agrees
+    assert found["parameters"].agrees is False
 
 
-def test_lower_precision_by_autocast_is_noticed(check: Check) -> None:
+def test_autocast_raises_the_limit(check: Check) -> None:
     def script(session: Session) -> None:
         net = network()
         net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -182,5 +182,5 @@ def test_lower_precision_by_autocast_is_noticed(check: Check) -> None:
             optimizer.step()
 
     found = check(script)
-    assert found["gradients"].agree
-    assert "at most 5e-02 for float32, bfloat16" in found["gradients"].told
+    assert found["gradients"].agrees
+    assert "at most 5e-02 for float32, bfloat16" in found["gradients"].message

@@ -31,16 +31,16 @@ def verify_command(
     random numbers.
     """
     numbers, run = _parse_shares(shares), Script(script, args)
-    click.echo(f"{script}: {steps} steps alone and on workers with shares {shares}")
-    verdicts = []
+    click.echo(f"{script}: {steps} steps alone, and on workers with shares as {shares}")
+    agree = []
     try:
         for finding in verify(run, num_steps=steps, shares=numbers):
-            click.echo(f"{finding.about:10}  {WORDS[finding.agree]:7}  {finding.told}")
-            verdicts.append(finding.agree)
+            click.echo(f"{finding.subject:10}  {WORDS[finding.agrees]:7}  {finding.message}")
+            agree.append(finding.agrees)
     except ScriptFailedError as e:
         click.echo(e)  # a traceback, with its line breaks
         ctx.exit(DIFFERENT)
-    ctx.exit(DIFFERENT if False in verdicts else UNKNOWN if None in verdicts else 0)
+    ctx.exit(DIFFERENT if False in agree else UNKNOWN if None in agree else 0)
 
 
 def _parse_shares(text: str) -> list[int]:

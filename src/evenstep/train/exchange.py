@@ -48,7 +48,7 @@ class Exchange:
             free_memory=self._host_load.free_memory,
             weight=step.batch.weight,
             grad_squared_norm=own_squared_norm,
-            loss_scale=self._loss_scale.of_step(),
+            loss_scale=self._loss_scale.current(),
         )
         plan = self.planner.next(step.number + 1 + self.prefetched)
         num_pending = roster.backward_done()

@@ -56,7 +56,7 @@ def fixed_session(
 ) -> Session:
     """A session alone, or as a rank under torchrun."""
     replica = Replica(options or Options())
-    probe = Probe.find(os.environ, place.rank)
+    probe = Probe.from_environment(os.environ, place.rank)
     return Session(replica, FixedRoster(place, replica, journal=journal, observer=probe), probe)
 
 

@@ -8,7 +8,7 @@ from evenstep.types import StepReport, WorkerId
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank measured in one step."""
+    """What one rank measured in one step; its fields are in the order of the pulse."""
 
     samples: int
     compute_s: float
@@ -19,8 +19,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     grad_squared_norm: float = 0.0  # of its own mean gradient; 0: not measured
     loss_scale: float = 0.0  # of its GradScalers; 1: none; 0: unknown
 
-    def of(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
-        """As the report of a worker, with its mean and spread over steps since the last report."""
+    def to_step_report(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
+        """The worker's report to the engine, with its mean compute time over similar steps."""
         return StepReport(
             worker=worker,
             samples=self.samples,

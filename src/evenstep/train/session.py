@@ -16,7 +16,7 @@ from evenstep.errors import ConfigError, EvenstepError
 from evenstep.strict import whole
 from evenstep.train.data.evaluation import PartSampler
 from evenstep.train.data.loader import Loader, Weight, check_dataset
-from evenstep.train.data.order import cut
+from evenstep.train.data.order import rank_ranges
 from evenstep.train.exchange import Exchange
 from evenstep.train.measure.host_load import HostLoad
 from evenstep.train.measure.meter import Meter
@@ -298,7 +298,7 @@ class Session:
         if self._roster.is_late:
             return 0, length
         shares = self._plans.newest.shares if self._plans else (1,) * self.world
-        return cut(length, shares)[self.rank]
+        return rank_ranges(length, shares)[self.rank]
 
     def _leave_loop(self) -> bool:
         """If the loop over the loader was left, end its last step, and settle as after any step."""

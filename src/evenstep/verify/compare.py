@@ -1,4 +1,4 @@
-"""Whether a run on several workers did what the run alone did: evidence in, findings out."""
+"""Compare a distributed run with a single-process run: records in, findings out."""
 
 from __future__ import annotations
 
@@ -10,167 +10,180 @@ from math import inf, isnan, sqrt
 import numpy as np
 
 from evenstep.types import FloatArray
-from evenstep.verify.records import Gradients, Record
+from evenstep.verify.records import Gradients, RankRecord
 
-SHOWN = 3
+MAX_NAMED = 3  # samples or layers in a message
 TINY = 1e-300
-ABOUT = 0.2  # near enough to name a cause
+NEAR_ONE = 0.2  # a ratio this close to 1 identifies a cause
 
 TOLERANCE = {"torch.float64": 1e-10, "torch.float32": 1e-4}
-COARSE = 5e-2  # half precision, of the parameters or by autocast
+HALF_TOLERANCE = 5e-2  # half precision, of the parameters or by autocast
 
-SMALL = 0.1
-"""Of the whole gradient's length: what is shorter may be mostly rounding, and is held to this."""
+MIN_NORM = 0.1  # of the whole gradient's: a smaller one may be mostly rounding, and counts as this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was compared. `agree` is None where it could not be."""
+    """The result of one comparison."""
 
-    about: str
-    agree: bool | None
-    told: str
+    subject: str
+    agrees: bool | None  # None: it could not be compared
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """How far the gradients of a step are apart."""
+class GradientGap:
+    """The difference between a step's gradients in two runs."""
 
-    error: float  # relative, of the parameter that is furthest off
+    error: float  # relative, of the parameter with the largest
     parameter: str
-    length: float  # of the first run's gradient
-    ratio: float  # of the second run's gradient along the first's, to that length
+    norm: float  # of the reference gradient
+    ratio: float  # of the other gradient's component along the reference to that norm
 
 
-def judge_data(alone: Record, together: Sequence[Record]) -> Finding:
-    """Whether the workers trained on the samples of the run alone, each of them once."""
+def compare_data(reference: RankRecord, distributed: Sequence[RankRecord]) -> Finding:
+    """Whether the workers together used exactly the samples of the single-process run."""
 
-    def found(told: str, agree: bool = False) -> Finding:
-        return Finding(about="data", agree=agree, told=told)
+    def finding(message: str, agrees: bool = False) -> Finding:
+        return Finding(subject="data", agrees=agrees, message=message)
 
-    if not alone.steps:
-        return found("the script ended without a step. Loop over session.loader(...).")
-    for rank, record in enumerate(together):
-        if len(record.steps) != len(alone.steps):
-            return found(f"worker {rank} took {len(record.steps)} steps, alone {len(alone.steps)}")
-    for step, expected in enumerate(alone.steps):
-        parts = [record.steps[step].samples for record in together]
+    num_steps = len(reference.steps)
+    if not num_steps:
+        return finding("the script ended without a step. It must loop over session.loader(...).")
+    for rank, record in enumerate(distributed):
+        if len(record.steps) != num_steps:
+            return finding(f"worker {rank} took {len(record.steps)} steps, alone {num_steps}")
+    for step, expected in enumerate(reference.steps):
+        parts = [record.steps[step].samples for record in distributed]
         wanted = Counter(index for index, _ in expected.samples)
-        got = Counter(index for part in parts for index, _ in part)
-        if got != wanted:
-            lost, extra = sorted((wanted - got).elements()), sorted((got - wanted).elements())
-            return found(f"step {step + 1}: {_some(lost)} lost, {_some(extra)} repeated or foreign")
-        holds = dict(expected.samples)
+        used = Counter(index for part in parts for index, _ in part)
+        if used != wanted:
+            missing, extra = sorted((wanted - used).elements()), sorted((used - wanted).elements())
+            return finding(
+                f"step {step + 1}: {_list(missing)} missing, {_list(extra)} repeated or unexpected"
+            )
+        digests = dict(expected.samples)
         for rank, part in enumerate(parts):
-            other = [index for index, digest in part if digest != holds[index]]
-            if other:
-                return found(
-                    f"step {step + 1}: worker {rank} read something else than the run alone for "
-                    f"{_some(other)}. Give every worker the same, whole dataset: not its own part "
-                    "of it, and nothing drawn without a seed."
+            changed = [index for index, digest in part if digest != digests[index]]
+            if changed:
+                return finding(
+                    f"step {step + 1}: worker {rank} read different data than the run alone for "
+                    f"{_list(changed)}. Give every worker the same whole dataset, not a part of "
+                    "it, and seed all random data."
                 )
-    num = sum(len(step.samples) for step in alone.steps)
-    first = ", ".join(str(len(record.steps[0].samples)) for record in together)
-    return found(
-        f"{num} samples, each once and the same as alone; in step 1 shared as {first}", True
-    )
+    total = sum(len(step.samples) for step in reference.steps)
+    shares = ", ".join(str(len(record.steps[0].samples)) for record in distributed)
+    return finding(f"{total} samples, each used once as alone; shares in step 1: {shares}", True)
 
 
-def judge_parameters(together: Sequence[Record]) -> Finding:
+def compare_parameters(distributed: Sequence[RankRecord]) -> Finding:
     """Whether all workers had the same parameters after every step."""
-    for step, several in enumerate(zip(*(record.steps for record in together), strict=False)):
-        for rank, one in enumerate(several):
-            if one.parameters != several[0].parameters:
-                told = (
-                    f"worker {rank} ended step {step + 1} with others than worker 0. Everything "
-                    "that changes them, the learning rate too, must be the same on all workers."
+    for step, records in enumerate(zip(*(record.steps for record in distributed), strict=False)):
+        for rank, record in enumerate(records):
+            if record.parameters != records[0].parameters:
+                message = (
+                    f"worker {rank} has different parameters than worker 0 after step {step + 1}. "
+                    "Everything that changes them, such as the learning rate, must be the same on "
+                    "all workers."
                 )
-                return Finding(about="parameters", agree=False, told=told)
-    return Finding(about="parameters", agree=True, told="equal on all workers after every step")
+                return Finding(subject="parameters", agrees=False, message=message)
+    message = "equal on all workers after every step"
+    return Finding(subject="parameters", agrees=True, message=message)
 
 
-def judge_gradients(
-    alone: Record, together: Sequence[Record], gaps: Sequence[Gap], again: Sequence[Gap] = ()
+def compare_gradients(
+    reference: RankRecord,
+    distributed: Sequence[RankRecord],
+    gaps: Sequence[GradientGap],
+    reseeded_gaps: Sequence[GradientGap] = (),
 ) -> Finding:
-    """Whether each step's reduced gradient was that of the run alone.
+    """Whether each step's reduced gradient was that of the single-process run.
 
-    `gaps` are to the run on several workers, `again` to a second run alone with other random
-    numbers: what differs there has nothing to do with workers.
+    `gaps` are to the distributed run, `reseeded_gaps` to a second single-process run with other
+    random seeds: a difference there is not caused by the workers.
     """
-    limit, dtypes = tolerance(alone), ", ".join(alone.dtypes).replace("torch.", "")
-    several = ", ".join(f"{gap.error:.1e}" for gap in gaps)
-    told = f"relative error {several} in steps 1 to {len(gaps)}; at most {limit:.0e} for {dtypes}"
-    if alone.dropouts:
-        told += "; dropout was off"
-    if all(gap.length == 0 for gap in gaps):
-        told = "all are zero in the run alone: there is nothing to compare"
-        return Finding(about="gradients", agree=None, told=told)
-    off = [step for step, gap in enumerate(gaps) if not gap.error <= limit]
-    if not off:
-        return Finding(about="gradients", agree=True, told=told)
-    told += f". Most in {gaps[off[0]].parameter}. "
-    random = max((gap.error for gap in again), default=0.0)
-    if random > limit:
-        told += (
-            f"But they differ by {random:.1e} between two runs alone too: the script draws at "
-            "random, as by functional.dropout, noise or mixing samples. Turn that off to verify "
-            "the rest."
+
+    def finding(message: str, agrees: bool | None) -> Finding:
+        return Finding(subject="gradients", agrees=agrees, message=message)
+
+    if all(gap.norm == 0 for gap in gaps):
+        return finding("all zero in the run alone: there is nothing to compare", None)
+    limit, dtypes = tolerance(reference), ", ".join(reference.dtypes).replace("torch.", "")
+    errors = ", ".join(f"{gap.error:.1e}" for gap in gaps)
+    message = f"relative error {errors} in steps 1 to {len(gaps)}; at most {limit:.0e} for {dtypes}"
+    if reference.dropouts:
+        message += "; dropout was off"
+    exceeding = [gap for gap in gaps if not gap.error <= limit]
+    if not exceeding:
+        return finding(message, True)
+    message += f". Largest in {exceeding[0].parameter}. "
+    random_error = max((gap.error for gap in reseeded_gaps), default=0.0)
+    if random_error > limit:
+        message += (
+            f"But two runs alone with different seeds differ by {random_error:.1e} too: the script "
+            "uses random numbers, for example in functional.dropout, noise or mixup. Turn that off "
+            "to verify the rest."
         )
-        return Finding(about="gradients", agree=None, told=told)
-    return Finding(about="gradients", agree=False, told=told + _why(alone, together, gaps))
+        return finding(message, None)
+    return finding(message + _likely_cause(reference, distributed, gaps), False)
 
 
-def tolerance(record: Record) -> float:
+def tolerance(record: RankRecord) -> float:
     """The relative error that the coarsest precision in use explains."""
-    return max((TOLERANCE.get(dtype, COARSE) for dtype in record.dtypes), default=COARSE)
+    limits = [TOLERANCE.get(dtype, HALF_TOLERANCE) for dtype in record.dtypes]
+    return max(limits, default=HALF_TOLERANCE)
 
 
-def gap(alone: Gradients, other: Gradients) -> Gap:
-    """How far two gradients are apart. A parameter without one counts as zero."""
-    length = sqrt(sum(_dot(g, g) for g in alone.values()))
-    errors, along = {}, 0.0
-    for name in sorted({*alone, *other}):
-        some = alone.get(name, other.get(name))
-        assert some is not None
-        mine, theirs = alone.get(name, 0 * some), other.get(name, 0 * some)
-        off = sqrt(_dot(theirs - mine, theirs - mine))
-        errors[name] = off and off / max(sqrt(_dot(mine, mine)), SMALL * length, TINY)
-        along += _dot(mine, theirs)
+def gradient_gap(reference: Gradients, other: Gradients) -> GradientGap:
+    """The difference between two gradients. A parameter without one counts as zero."""
+    norm = sqrt(sum(_dot(g, g) for g in reference.values()))
+    errors, projection = {}, 0.0
+    for name in sorted({*reference, *other}):
+        either = reference.get(name, other.get(name))
+        assert either is not None
+        ours, theirs = reference.get(name, 0 * either), other.get(name, 0 * either)
+        distance = sqrt(_dot(theirs - ours, theirs - ours))
+        own_norm = sqrt(_dot(ours, ours))
+        errors[name] = distance and distance / max(own_norm, MIN_NORM * norm, TINY)
+        projection += _dot(ours, theirs)
     worst = max(errors, key=lambda name: inf if isnan(errors[name]) else errors[name], default="")
-    return Gap(
+    return GradientGap(
         error=errors.get(worst, 0.0),
         parameter=worst,
-        length=length,
-        ratio=along / max(length**2, TINY),
+        norm=norm,
+        ratio=projection / max(norm**2, TINY),
     )
 
 
-def _why(alone: Record, together: Sequence[Record], gaps: Sequence[Gap]) -> str:
-    """The likely cause of gradients that differ, and the way out."""
+def _likely_cause(
+    reference: RankRecord, distributed: Sequence[RankRecord], gaps: Sequence[GradientGap]
+) -> str:
+    """The likely cause of different gradients, and what to do about it."""
     if any(isnan(gap.error) for gap in gaps):
-        return "There are gradients that are not finite: the script itself may diverge."
-    if alone.local_norms:
-        some = ", ".join(alone.local_norms[:SHOWN]) + (" ..." if alone.local_norms[SHOWN:] else "")
+        return "Some gradients are not finite: the script itself may diverge."
+    if reference.local_norms:
+        names = ", ".join(reference.local_norms[:MAX_NAMED])
+        more = " ..." if reference.local_norms[MAX_NAMED:] else ""
         return (
-            f"BatchNorm ({some}) sees the statistics of each worker's own share. For those of all: "
-            "session.prepare(model, ..., sync_batchnorm=True)."
+            f"BatchNorm ({names}{more}) uses the statistics of each worker's own share. For "
+            "statistics of all workers: session.prepare(model, ..., sync_batchnorm=True)."
         )
-    ratios = [gap.ratio / _sum_of_squares(together, step) for step, gap in enumerate(gaps)]
-    if abs(sum(ratios) / len(ratios) - 1) < ABOUT:
+    ratios = [gap.ratio / _sum_of_squares(distributed, step) for step, gap in enumerate(gaps)]
+    if abs(sum(ratios) / len(ratios) - 1) < NEAR_ONE:
         return (
-            "They are as short as those of a loss that is not the mean over the samples it is "
-            "given, but a sum, or a sum divided by a fixed batch. Take the mean."
+            "They are as short as those of a loss that is not a mean over its samples but a sum, "
+            "or a sum divided by a fixed batch size. Use the mean."
         )
     return (
-        "Usual causes: a loss that is no mean over samples (for one over tokens or pixels give "
-        "session.loader a weight); statistics over the batch within the model; samples of a "
-        "batch left out; random draws from a generator of the script's own."
+        "Usual causes: a loss that is not a mean over samples (for a mean over tokens or pixels "
+        "pass weight= to session.loader); batch statistics inside the model; samples of a batch "
+        "left out; random numbers from a generator of the script's own."
     )
 
 
-def _sum_of_squares(together: Sequence[Record], step: int) -> float:
-    """Of the workers' fractions of a step: what remains of a sum when it is taken for a mean."""
-    shares = [len(record.steps[step].samples) for record in together]
+def _sum_of_squares(distributed: Sequence[RankRecord], step: int) -> float:
+    """The squared fractions of a step's samples, summed: averaging sums shrinks them by this."""
+    shares = [len(record.steps[step].samples) for record in distributed]
     return sum((share / sum(shares)) ** 2 for share in shares)
 
 
@@ -178,8 +191,8 @@ def _dot(a: FloatArray, b: FloatArray) -> float:
     return float(np.vdot(a, b))
 
 
-def _some(indices: Sequence[int]) -> str:
+def _list(indices: Sequence[int]) -> str:
     if not indices:
         return "none"
-    more = f" and {len(indices) - SHOWN} more" if len(indices) > SHOWN else ""
-    return f"sample {', '.join(map(str, indices[:SHOWN]))}{more}"
+    more = f" and {len(indices) - MAX_NAMED} more" if len(indices) > MAX_NAMED else ""
+    return f"sample {', '.join(map(str, indices[:MAX_NAMED]))}{more}"

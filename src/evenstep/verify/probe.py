@@ -1,13 +1,13 @@
-"""What watches a training process under `evenstep verify`, from inside its session.
+"""Observes a training process under `evenstep verify`, from inside its session.
 
-It deals the shares, notes which samples reach the loop and what they hold, and keeps the gradients
-that each step ended with. Runs are made comparable: every step begins with the parameters that the
-run alone had there, a sample's random draws depend on its index only, and dropout is off.
+The probe sets the shares, and records the samples that reach the loop, a digest of their content,
+and each step's gradients. It makes runs comparable: every step begins with the parameters of the
+single-process run, random numbers of a sample depend only on its index, and dropout is off.
 """
 
 from __future__ import annotations
 
-import random  # noqa: TID251 - users' datasets draw from it: it is seeded here, never drawn from
+import random  # noqa: TID251 - only seeded here: users' datasets draw from it
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -20,91 +20,90 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import default_collate
 
-from evenstep.train.data.order import cut
+from evenstep.train.data.order import rank_ranges
 from evenstep.train.reduce.batch_norm import local_layers
 from evenstep.train.reduce.reducer import Reducer
 from evenstep.train.report import RankPlan
 from evenstep.train.session import Finished
 from evenstep.verify.records import (
-    AGAIN,
-    ALONE,
-    VARIABLE,
+    ENV_VARIABLE,
+    REFERENCE,
+    RESEEDED,
     Gradients,
-    Record,
-    Step,
-    Task,
+    RankRecord,
+    StepRecord,
+    VerifiedRun,
     save_gradients,
 )
 
-OTHER = 982_451_653
-"""Seeds from here on are not likely to be the script's own."""
+OTHER_SEED = 982_451_653  # seeds from here on are unlikely to be the script's own
 
 
 class Probe:
-    """Watches one rank."""
+    """Observes one rank."""
 
-    def __init__(self, task: Task, rank: int) -> None:
-        self._task, self._rank = task, rank
-        self._record = Record()
+    def __init__(self, run: VerifiedRun, rank: int) -> None:
+        self._run, self._rank = run, rank
+        self._record = RankRecord()
         self._model: nn.Module | None = None
         self._samples: tuple[tuple[int, str], ...] = ()
         self._gradients: Gradients = {}
 
     @classmethod
-    def find(cls, environment: Mapping[str, str], rank: int) -> Probe | None:
+    def from_environment(cls, environment: Mapping[str, str], rank: int) -> Probe | None:
         """A probe, if this process is being verified."""
-        told = environment.get(VARIABLE)
-        return cls(msgspec.json.decode(told, type=Task), rank) if told else None
+        run = environment.get(ENV_VARIABLE)
+        return cls(msgspec.json.decode(run, type=VerifiedRun), rank) if run else None
 
     def plans(self, batch: int, world: int) -> list[RankPlan]:
-        """The shares of every step: handed on from rank to rank, so that everyone's change."""
-        shares = self._task.shares if world > 1 else (1,)
-        orders = []
-        for step in range(self._task.num_steps):
+        """The shares of every step, rotated by a rank each step so that everyone's change."""
+        shares = self._run.shares if world > 1 else (1,)
+        plans = []
+        for step in range(self._run.num_steps):
             by = step % world
-            parts = cut(batch, shares[-by:] + shares[:-by])
-            orders.append(
-                RankPlan(from_step=step, shares=tuple(end - begin for begin, end in parts))
+            ranges = rank_ranges(batch, shares[-by:] + shares[:-by])
+            plans.append(
+                RankPlan(from_step=step, shares=tuple(end - begin for begin, end in ranges))
             )
-        return orders
+        return plans
 
     def watch_data(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Dataset and loader options of which every batch brings word of its samples along."""
-        collate = Collate(options.get("collate_fn") or default_collate)
-        return Watched(dataset), options | {"collate_fn": collate}
+        """Wrap dataset and collate function so that every batch comes with its samples' records."""
+        collate = RecordingCollate(options.get("collate_fn") or default_collate)
+        return RecordingDataset(dataset), options | {"collate_fn": collate}
 
     def watch_model(self, model: nn.Module, reducer: Reducer) -> None:
-        """Make the model comparable, and keep what its reducer brings."""
-        self._model, reducer.after = model, self._keep
+        """Turn off dropout, and record what matters for comparing gradients."""
+        self._model, reducer.after = model, self._copy_gradients
         self._record.dropouts = tuple(turn_off_dropout(model))
         self._record.local_norms = tuple(local_layers(model))
         self._record.dtypes = tuple({str(p.dtype): None for p in model.parameters()})
-        model.register_forward_pre_hook(self._look)
+        model.register_forward_pre_hook(self._record_autocast)
 
     def begin_step(self, batch: Any, num_counted: int) -> Any:
-        """The batch as the loop is to get it; the model as it was at this step in the run alone."""
+        """Reset the model to the single-process run's. Returns the batch without its records."""
         indices, digests, batch = batch
         self._samples = tuple(zip(indices, digests, strict=True))[:num_counted]
         if self._model is not None:
             self._align(self._model)
-        if self._task.run == AGAIN:
-            seed_all(OTHER + len(self._record.steps))
+        if self._run.name == RESEEDED:
+            seed_all(OTHER_SEED + len(self._record.steps))
         return batch
 
     def end_step(self) -> None:
-        """Leave word of the step; after the last one, end the script."""
+        """Record the step; after the last one, end the script."""
         assert self._model is not None
         if self._rank == 0:
-            save_gradients(self._task, len(self._record.steps), self._gradients)
+            save_gradients(self._run, len(self._record.steps), self._gradients)
         parameters = digest(list(self._model.parameters()))
-        self._record.steps += (Step(samples=self._samples, parameters=parameters),)
-        self._record.save(self._task, self._rank)
+        self._record.steps += (StepRecord(samples=self._samples, parameters=parameters),)
+        self._record.save(self._run, self._rank)
         self._gradients = {}
-        if len(self._record.steps) == self._task.num_steps:
+        if len(self._record.steps) == self._run.num_steps:
             raise Finished(0)
 
-    def _keep(self) -> None:
-        """A backward pass is over and reduced. The last of a step stands for it."""
+    def _copy_gradients(self) -> None:
+        """A backward pass is reduced. The last pass of a step counts."""
         assert self._model is not None
         if self._rank == 0:
             self._gradients = {
@@ -113,8 +112,8 @@ class Probe:
                 if param.grad is not None
             }
 
-    def _look(self, model: nn.Module, _: Any) -> None:
-        """Whether the forward pass computes in a lower precision than the parameters have."""
+    def _record_autocast(self, model: nn.Module, _: Any) -> None:
+        """Record the precision of the forward pass, if it is not that of the parameters."""
         device = next(model.parameters()).device.type
         if torch.is_autocast_enabled(device):
             dtype = str(torch.get_autocast_dtype(device))
@@ -122,17 +121,17 @@ class Probe:
 
     @torch.no_grad()
     def _align(self, model: nn.Module) -> None:
-        path = self._task.path(f"{len(self._record.steps)}.pt", ALONE)
+        path = self._run.named(REFERENCE).path(f"{len(self._record.steps)}.pt")
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-        if self._task.run == ALONE:
+        if self._run.name == REFERENCE:
             torch.save({name: tensor.detach() for name, tensor in tensors.items()}, path)
         elif path.exists():
             for name, tensor in torch.load(path, weights_only=True).items():
                 tensors[name].copy_(tensor)
 
 
-class Watched:
-    """A dataset whose samples come with their index and a digest of what they hold."""
+class RecordingDataset:
+    """A dataset whose samples come with their index and a digest of their content."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -151,8 +150,8 @@ class Watched:
         return getattr(self._dataset, name)
 
 
-class Collate:
-    """Collates as the user does, and passes on which samples they were."""
+class RecordingCollate:
+    """The user's collate function, passing on indices and digests."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate = collate
@@ -164,57 +163,57 @@ class Collate:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random draws that depend on the seed only, and leave no trace."""
-    ours, numpys = random.getstate(), np.random.get_state()
+    """Seed all global generators, and restore them afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         seed_all(seed)
         try:
             yield
         finally:
-            random.setstate(ours)
-            np.random.set_state(numpys)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 def seed_all(seed: int) -> None:
-    """Seed whatever a script is likely to draw from."""
+    """Seed the global generators of torch, Python and NumPy."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def digest(value: Any) -> str:
-    """A short name for what a value holds. Of objects of unknown kinds only the kind counts."""
-    whole = blake2b(digest_size=8)
+    """A hash of a value's content. Of objects of unknown types only the type counts."""
+    hasher = blake2b(digest_size=8)
 
-    def take(part: Any) -> None:
-        whole.update(type(part).__name__.encode())
+    def update(part: Any) -> None:
+        hasher.update(type(part).__name__.encode())
         if isinstance(part, torch.Tensor) and part.layout == torch.strided:
-            whole.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            hasher.update(f"{part.dtype}{tuple(part.shape)}".encode())
             flat = part.detach().cpu().contiguous().view(-1)
-            whole.update(flat.view(torch.uint8).numpy().tobytes())
+            hasher.update(flat.view(torch.uint8).numpy().tobytes())
         elif isinstance(part, Mapping):
-            take(list(part.items()))
+            update(list(part.items()))
         elif isinstance(part, list | tuple):
             for item in part:
-                take(item)
+                update(item)
         elif hasattr(part, "tobytes"):  # arrays, images
-            whole.update(f"{getattr(part, 'dtype', '')}{getattr(part, 'shape', '')}".encode())
-            whole.update(part.tobytes())
+            hasher.update(f"{getattr(part, 'dtype', '')}{getattr(part, 'shape', '')}".encode())
+            hasher.update(part.tobytes())
         elif isinstance(part, str | bytes | int | float | complex):
-            whole.update(repr(part).encode())
+            hasher.update(repr(part).encode())
 
-    take(value)
-    return whole.hexdigest()
+    update(value)
+    return hasher.hexdigest()
 
 
 def turn_off_dropout(model: nn.Module) -> list[str]:
-    """Set every dropout of a model to zero and name the layers that had one."""
+    """Set every dropout probability to zero. Returns the names of the layers that had one."""
     names = []
     for name, module in model.named_modules():
-        # Attention and recurrent layers keep theirs in `dropout`.
-        where = "p" if isinstance(module, _DropoutNd) else "dropout"
-        chance = getattr(module, where, None)
-        if isinstance(chance, float) and chance > 0:
-            setattr(module, where, 0.0)
+        # Attention and recurrent layers have theirs in `dropout`.
+        attribute = "p" if isinstance(module, _DropoutNd) else "dropout"
+        probability = getattr(module, attribute, None)
+        if isinstance(probability, float) and probability > 0:
+            setattr(module, attribute, 0.0)
             names.append(name)
     return names

@@ -1,6 +1,6 @@
-"""What `evenstep verify` asks of a training process, and what the process leaves for the verdict.
+"""What `evenstep verify` asks of a training process, and the records that the process writes.
 
-Everything is a file in one folder. There is no torch here: who judges needs none.
+All records are files in one folder. Nothing here imports torch, since comparing needs none.
 """
 
 from __future__ import annotations
@@ -14,67 +14,69 @@ import numpy as np
 
 from evenstep.types import FloatArray
 
-VARIABLE = "EVENSTEP_VERIFY"
-"""The environment variable that holds the task; without it nobody is watched."""
+ENV_VARIABLE = "EVENSTEP_VERIFY"  # holds a VerifiedRun as JSON; unset: the process is not verified
 
-ALONE, AGAIN, TOGETHER = "alone", "again", "together"
-"""One process; the same with other random numbers; several uneven processes."""
+REFERENCE, RESEEDED, DISTRIBUTED = "reference", "reseeded", "distributed"
+"""Names of runs: one process; one process with other random seeds; several uneven workers."""
 
-PREFIX = "of "
-"""Before a parameter's name: `savez` keeps some names to itself."""
+PREFIX = "of "  # before a parameter's name, since `savez` reserves some names
 
 Gradients = Mapping[str, FloatArray]
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asked of one process: run so many steps with these shares, and leave word."""
+class VerifiedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run of the script: so many steps with these shares, recorded in a folder."""
 
     folder: str
-    run: str
+    name: str
     num_steps: int
     shares: tuple[int, ...]  # by rank, as proportions of the batch
 
-    def path(self, name: str, run: str = "") -> Path:
-        """A file of a run, this one unless another is named."""
-        return Path(self.folder, f"{run or self.run}-{name}")
+    def path(self, file: str) -> Path:
+        """The path of one of this run's files."""
+        return Path(self.folder, f"{self.name}-{file}")
+
+    def named(self, name: str) -> VerifiedRun:
+        """Another run of the same script."""
+        return msgspec.structs.replace(self, name=name)
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one rank did in one step."""
 
-    samples: tuple[tuple[int, str], ...]  # indices that counted, and what was read for each
-    parameters: str  # as they were after the step
+    samples: tuple[tuple[int, str], ...]  # the index and content digest of each sample that counts
+    parameters: str  # digest of all parameters after the step
 
 
-class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What one rank has to tell of a run."""
+class RankRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What one rank did in a run."""
 
     dtypes: tuple[str, ...] = ()  # of parameters and of autocast
-    local_norms: tuple[str, ...] = ()  # BatchNorm layers that see their own share alone
+    local_norms: tuple[str, ...] = ()  # BatchNorm layers that are not synchronised
     dropouts: tuple[str, ...] = ()  # layers whose dropout was turned off
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
 
-    def save(self, task: Task, rank: int) -> None:
-        """Leave it, in place of what was left before."""
-        task.path(f"{rank}.json").write_bytes(msgspec.json.encode(self))
+    def save(self, run: VerifiedRun, rank: int) -> None:
+        """Write the record, replacing an earlier one."""
+        run.path(f"{rank}.json").write_bytes(msgspec.json.encode(self))
 
 
-def load_records(task: Task, world: int) -> list[Record]:
-    """What all ranks of a run left; a rank that took no step left nothing."""
-    paths = [task.path(f"{rank}.json") for rank in range(world)]
+def load_records(run: VerifiedRun, world: int) -> list[RankRecord]:
+    """The records of all ranks; empty for a rank that took no step."""
+    paths = [run.path(f"{rank}.json") for rank in range(world)]
     return [
-        msgspec.json.decode(path.read_bytes(), type=Record) if path.exists() else Record()
+        msgspec.json.decode(path.read_bytes(), type=RankRecord) if path.exists() else RankRecord()
         for path in paths
     ]
 
 
-def save_gradients(task: Task, step: int, gradients: Gradients) -> None:
-    """Leave the reduced gradients of a step, counted from 0."""
+def save_gradients(run: VerifiedRun, step: int, gradients: Gradients) -> None:
+    """Write the reduced gradients of a step, counted from 0."""
     arrays: dict[str, Any] = {PREFIX + name: array for name, array in gradients.items()}
-    np.savez(task.path(f"{step}.npz"), **arrays)
+    np.savez(run.path(f"{step}.npz"), **arrays)
 
 
-def load_gradients(task: Task, step: int) -> Gradients:
+def load_gradients(run: VerifiedRun, step: int) -> Gradients:
     """The reduced gradients of a step."""
-    with np.load(task.path(f"{step}.npz"), allow_pickle=False) as kept:
-        return {name.removeprefix(PREFIX): kept[name] for name in kept.files}
+    with np.load(run.path(f"{step}.npz"), allow_pickle=False) as arrays:
+        return {name.removeprefix(PREFIX): arrays[name] for name in arrays.files}

@@ -1,4 +1,4 @@
-"""Each sample once an epoch, whatever plans there were: shares, rosters, and global batches."""
+"""Each sample is used once per epoch, whatever the shares, rosters and global batches."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ SHARES = st.integers(0, 9)
     plans=st.lists(st.lists(SHARES, min_size=3, max_size=3).filter(any), min_size=1, max_size=8),
     epoch=st.integers(0, 3),
 )
-def test_ranks_cut_an_epoch_into_all_of_its_samples(
+def test_the_ranks_together_use_every_sample_of_an_epoch(
     length: int, plans: list[list[int]], epoch: int
 ) -> None:
     def shares_at(step: int) -> tuple[int, ...]:
         return tuple(plans[min(step, len(plans) - 1)])
 
     order = Order(length=length)
-    dealt = []
+    batches = []
     for rank in range(3):
         sampler = ShareSampler(order, shares_at, rank)
         sampler.epoch = epoch
-        dealt.append(list(sampler))
+        batches.append(list(sampler))
     begin, seen = 0, []
-    for step, parts in enumerate(zip(*dealt, strict=True)):
+    for step, parts in enumerate(zip(*batches, strict=True)):
         num = order.end(begin, sum(shares_at(step))) - begin
-        step_s = order.permutation(epoch)[begin : begin + num].tolist()
-        # A stand-in of a worker without a share is a sample of the step, and counts for nobody.
-        counted = [i for part in parts for i in part]
-        assert set(counted) == set(step_s)
-        seen += step_s
+        expected = order.permutation(epoch)[begin : begin + num].tolist()
+        # A worker without a share gets a sample of the step as a stand-in.
+        used = [i for part in parts for i in part]
+        assert set(used) == set(expected)
+        seen += expected
         begin += num
     assert sorted(seen) == list(range(length))
 
@@ -52,7 +52,7 @@ def test_the_last_short_step_may_be_dropped(length: int, batch: int) -> None:
     assert Order(length=length).num_steps(batch) == -(-length // batch)
 
 
-def test_a_sampler_goes_on_at_a_sample_with_another_batch() -> None:
+def test_a_sampler_continues_at_a_sample_with_another_batch() -> None:
     order = Order(length=10, shuffle=False)
     sampler = ShareSampler(order, lambda step: (3, 1) if step >= 7 else (1, 1), 0)
     sampler.begin, sampler.step = 2, 6

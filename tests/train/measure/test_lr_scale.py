@@ -1,4 +1,4 @@
-"""The learning rate as the global batch grows: in force for a step, and in nobody's way."""
+"""The factor on the learning rate: applied during optimizer steps, and invisible otherwise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.train.ranks import run_ranks
 from tests.train.test_loop import data, made, mse, result
 
 
-class Rate(LrScale):
+class Scale(LrScale):
     """With the step that it is at."""
 
     def __init__(self) -> None:
@@ -24,65 +24,65 @@ class Rate(LrScale):
         super().__init__(self.now)
 
 
-def moved(rate: Rate, step: int, lr: float = 0.5) -> float:
-    """By how much one step of SGD moves a weight whose gradient is 1."""
+def moved_by(scale: Scale, step: int, lr: float = 0.5) -> float:
+    """How far one step of SGD moves a weight whose gradient is 1."""
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=lr)
-    rate.attach(optimizer)
+    scale.attach(optimizer)
     weight.grad = torch.ones(1)
-    rate.now.batch = Batch(step=step)
+    scale.now.batch = Batch(step=step)
     optimizer.step()
     assert optimizer.param_groups[0]["lr"] == lr
     return -weight.item()
 
 
-def test_a_factor_counts_in_steps_and_not_in_the_users_rate() -> None:
-    rate = Rate()
-    assert moved(rate, 3) == 0.5
-    rate.aim(4, 3.0)
-    assert [moved(rate, step) for step in (3, 4, 5)] == [0.5, 1.5, 1.5]
+def test_the_factor_applies_to_steps_and_the_users_rate_stays() -> None:
+    scale = Scale()
+    assert moved_by(scale, 3) == 0.5
+    scale.set_target(4, 3.0)
+    assert [moved_by(scale, step) for step in (3, 4, 5)] == [0.5, 1.5, 1.5]
 
 
-def test_warming_up_goes_in_even_steps_from_where_it_was() -> None:
-    rate = Rate()
-    rate.aim(0, 2.0)
-    rate.aim(10, 4.0, over_steps=4)
-    assert [rate.at(step) for step in (9, 10, 11, 12, 13, 14)] == [2.0, 2.5, 3.0, 3.5, 4.0, 4.0]
-    rate.aim(12, 1.0, over_steps=2)  # before it got there
-    assert [rate.at(step) for step in (12, 13)] == [2.25, 1.0]
+def test_a_warm_up_is_linear_from_the_current_factor() -> None:
+    scale = Scale()
+    scale.set_target(0, 2.0)
+    scale.set_target(10, 4.0, over_steps=4)
+    assert [scale.at(step) for step in (9, 10, 11, 12, 13, 14)] == [2.0, 2.5, 3.0, 3.5, 4.0, 4.0]
+    scale.set_target(12, 1.0, over_steps=2)  # before the first target is reached
+    assert [scale.at(step) for step in (12, 13)] == [2.25, 1.0]
 
 
-def test_a_new_aim_keeps_what_is_left_of_warming_up() -> None:
-    rate = Rate()
-    rate.aim(0, 3.0, over_steps=10)
-    rate.aim(4, 3.5, rate.steps_left(4))
-    assert rate.at(4) == pytest.approx(rate.at(3) + (3.5 - rate.at(3)) / 6)
-    assert (rate.at(8) < 3.5, rate.at(9)) == (True, 3.5)
-    assert rate.steps_left(10) == 0
+def test_a_new_target_can_keep_the_rest_of_the_warm_up() -> None:
+    scale = Scale()
+    scale.set_target(0, 3.0, over_steps=10)
+    scale.set_target(4, 3.5, scale.steps_left(4))
+    assert scale.at(4) == pytest.approx(scale.at(3) + (3.5 - scale.at(3)) / 6)
+    assert (scale.at(8) < 3.5, scale.at(9)) == (True, 3.5)
+    assert scale.steps_left(10) == 0
 
 
-def test_a_worker_that_joins_goes_on_with_it() -> None:
-    rate, joiner = Rate(), Rate()
-    rate.aim(5, 4.0, over_steps=10)
-    joiner.load_state_dict(rate.state_dict())
-    assert [joiner.at(step) for step in range(20)] == [rate.at(step) for step in range(20)]
+def test_a_joiner_continues_the_warm_up() -> None:
+    scale, joiner = Scale(), Scale()
+    scale.set_target(5, 4.0, over_steps=10)
+    joiner.load_state_dict(scale.state_dict())
+    assert [joiner.at(step) for step in range(20)] == [scale.at(step) for step in range(20)]
 
 
 def test_a_rate_that_is_a_tensor_is_not_changed_in_place() -> None:
     weight = nn.Parameter(torch.zeros(1))
     lr = torch.tensor(0.5)
     optimizer = torch.optim.SGD([weight], lr=lr)
-    rate = Rate()
-    rate.attach(optimizer)
-    rate.aim(0, 2.0)
+    scale = Scale()
+    scale.attach(optimizer)
+    scale.set_target(0, 2.0)
     weight.grad = torch.ones(1)
     optimizer.step()
     assert (-weight.item(), float(lr)) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("linear", 3.0), ("sqrt", 3**0.5), ("none", 1.0)])
-def test_a_batch_of_so_much_for_each_worker(rule: str, factor: float) -> None:
-    """Three workers of eight samples each are one worker of 24 with the rate that follows."""
+def test_a_batch_per_worker_scales_the_learning_rate(rule: str, factor: float) -> None:
+    """Three workers with 8 samples each train like one with 24 and the scaled learning rate."""
 
     def trained(session: Session, lr: float, **batch: Any) -> list[torch.Tensor]:
         net = made()
@@ -108,9 +108,7 @@ def test_a_batch_of_so_much_for_each_worker(rule: str, factor: float) -> None:
 
 
 @pytest.mark.parametrize("weight", [None, lambda batch: 512.0 * len(batch[0])])
-def test_norms_for_the_gradients_noise_are_those_of_the_means(weight: Weight | None) -> None:
-    """Each worker's own mean gradient, and that of the whole batch."""
-
+def test_squared_norms_are_of_the_workers_mean_and_of_the_batch(weight: Weight | None) -> None:
     def body(session: Session) -> tuple[int, float, float, float]:
         net = made()
         net, _ = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -129,12 +127,12 @@ def test_norms_for_the_gradients_noise_are_those_of_the_means(weight: Weight | N
                 return session.counted, norm, step.reports[session.rank].grad_squared_norm, whole
         raise AssertionError("no step")
 
-    for counted, norm, told, _ in run_ranks(3, body, batch={"lr_rule": "adascale"}):
+    for counted, norm, measured, _ in run_ranks(3, body, batch={"lr_rule": "adascale"}):
         assert counted > 0
-        assert told == pytest.approx(norm, rel=1e-6)
+        assert measured == pytest.approx(norm, rel=1e-6)
 
 
-def test_after_the_session_an_optimizer_steps_by_the_users_own_rate() -> None:
+def test_after_the_session_an_optimizer_uses_the_users_own_rate() -> None:
     def body(session: Session) -> tuple[nn.Module, torch.optim.Optimizer]:
         net = nn.Linear(6, 1, dtype=torch.float64)
         net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.5))
@@ -150,12 +148,12 @@ def test_after_the_session_an_optimizer_steps_by_the_users_own_rate() -> None:
         assert float(before - weight.detach()) == pytest.approx(0.5)
 
 
-def test_a_rate_that_a_failed_step_left_multiplied_is_the_users_again_after_the_session() -> None:
+def test_detaching_restores_the_users_rate_after_a_failed_step() -> None:
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.5)
-    rate = Rate()
-    detach = rate.attach(optimizer)
-    rate.aim(0, 3.0)
+    scale = Scale()
+    detach = scale.attach(optimizer)
+    scale.set_target(0, 3.0)
 
     def fail() -> float:
         raise ZeroDivisionError

@@ -29,7 +29,7 @@ class Run:
     def take_plan(self, generation: int) -> None:
         return None
 
-    def tell(self, message: Stepped) -> None:
+    def send(self, message: Stepped) -> None:
         self.told.append(message)
 
     def train(self, number: int, steps: Sequence[Sequence[float]]) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints on a real disk, against real kills and real damage."""
+"""Checkpoints on a real disk: kills, full disks and damaged files included."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from torch import nn
 
 import evenstep
 from evenstep.errors import ConfigError
-from evenstep.train.recover.checkpoint import CheckpointError, Checkpoints, load
+from evenstep.train.recover.checkpoint import CheckpointError, Checkpoints, load_checkpoint
 from evenstep.train.recover.state import TrainingState
 
 DEADLINE_S = 600.0
 
 
 class Everything:
-    """All kinds of values that a state may hold."""
+    """An object whose state has values of all supported types."""
 
     def __init__(self) -> None:
         self.held: Any = {
@@ -64,9 +64,9 @@ def worker(value: float = 0.0, width: int = 8) -> TrainingState:
 
 
 def value(state: TrainingState) -> float:
-    """The one number that all of a worker's tensors hold, if it is whole."""
+    """The one value in all of a worker's tensors; fails if they are a mixture."""
     net = state.models["net"]
-    optimizer: Any = state.things["optimizer"]
+    optimizer: Any = state.stateful["optimizer"]
     found = {float(x) for p in net.parameters() for x in p.detach().flatten()}
     found |= {float(x) for p in net.parameters() for x in optimizer.state[p]["exp_avg"].flatten()}
     assert len(found) == 1
@@ -87,12 +87,12 @@ def save(folder: Path, *steps: int, keep: int = 3) -> Checkpoints:
 
 
 @pytest.fixture
-def pages(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.WARNING, "evenstep")
     return lambda: [r.getMessage() for r in caplog.records if r.name == "evenstep"]
 
 
-def test_what_was_saved_is_gone_on_from(tmp_path: Path) -> None:
+def test_a_worker_continues_from_what_was_saved(tmp_path: Path) -> None:
     found = save(tmp_path / "new" / "folder", 7).newest()
     assert found is not None
     assert (found.path.name, found.step) == ("step-00000007.pt", 7)
@@ -104,7 +104,7 @@ def test_what_was_saved_is_gone_on_from(tmp_path: Path) -> None:
     assert params == [(p, p.data_ptr()) for p in other.models["net"].parameters()]
 
 
-def test_all_kinds_of_values_survive_and_torch_alone_can_read_them(tmp_path: Path) -> None:
+def test_values_of_all_types_survive_and_torch_alone_can_read_them(tmp_path: Path) -> None:
     one, other = Everything(), Everything()
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, TrainingState({}, {"all": one}, {}))
@@ -121,22 +121,22 @@ def test_all_kinds_of_values_survive_and_torch_alone_can_read_them(tmp_path: Pat
     assert str(plain["state"]["things"]["all"]) == str(one.held)
 
 
-def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
+def test_a_snapshot_does_not_follow_later_changes(tmp_path: Path) -> None:
     state, checkpoints = worker(1), Checkpoints(tmp_path, keep=9)
     for step in range(1, 5):
-        for tensor in state.take_apart()[1]:
+        for tensor in state.flatten()[1]:
             tensor.fill_(step)
         state.plain = {"step": step}
         checkpoints.save(step, state)
-        for tensor in state.take_apart()[1]:
+        for tensor in state.flatten()[1]:
             tensor.fill_(-1)
         checkpoints.close()
     for step in range(1, 5):
-        state.apply(load(tmp_path / f"step-{step:08}.pt").tree)
+        state.apply(load_checkpoint(tmp_path / f"step-{step:08}.pt").tree)
         assert value(state) == step
 
 
-def test_whoever_saves_next_knows_how_old_the_newest_is(tmp_path: Path) -> None:
+def test_the_next_writer_knows_the_age_of_the_newest_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.age_s() == math.inf
     for step, age_s in ((10, 5.0), (20, 300.0)):
@@ -146,7 +146,7 @@ def test_whoever_saves_next_knows_how_old_the_newest_is(tmp_path: Path) -> None:
     assert checkpoints.age_s() == pytest.approx(300.0, abs=60.0)
 
 
-def test_the_newest_are_kept_by_count(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     found = save(tmp_path, 1, 5, 20, 99_999_999, 100_000_000, keep=2).newest()
     assert found is not None
@@ -154,7 +154,7 @@ def test_the_newest_are_kept_by_count(tmp_path: Path) -> None:
     assert names(tmp_path) == ["notes.txt", "step-100000000.pt", "step-99999999.pt"]
 
 
-def test_what_the_state_keeps_does_not_hang_on_the_file(tmp_path: Path) -> None:
+def test_a_loaded_state_does_not_depend_on_the_file(tmp_path: Path) -> None:
     checkpoints, other = save(tmp_path, 4), worker(1)
     found = checkpoints.newest()
     assert found is not None
@@ -166,7 +166,7 @@ def test_what_the_state_keeps_does_not_hang_on_the_file(tmp_path: Path) -> None:
     assert value(other) == 4
 
 
-def test_a_file_gets_its_name_when_it_is_on_the_disk_and_then_the_name_is_too(
+def test_a_file_is_synced_before_it_is_renamed_and_its_folder_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, sync = [], os.fsync
@@ -181,53 +181,53 @@ def test_a_file_gets_its_name_when_it_is_on_the_disk_and_then_the_name_is_too(
     assert seen == [(part, [part]), (tmp_path.name, [whole])]
 
 
-# Never in the way of training.
+# Writing in the background.
 
 
-class Held:
-    """Writing stops here until it is let go."""
+class SlowDisk:
+    """Blocks every write until the test releases it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self.go = threading.Semaphore(0), threading.Semaphore(0)
+        self.begun, self.proceed = threading.Semaphore(0), threading.Semaphore(0)
         self.written: list[int] = []
         write = torch.save
 
         def slow(content: dict[str, Any], file: Any) -> None:
             self.begun.release()
-            assert self.go.acquire(timeout=DEADLINE_S)
+            assert self.proceed.acquire(timeout=DEADLINE_S)
             self.written.append(content["step"])
             write(content, file)
 
         monkeypatch.setattr(torch, "save", slow)
 
 
-def test_one_that_waits_is_replaced_by_a_newer_one(
+def test_a_pending_snapshot_is_replaced_by_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, checkpoints = Held(monkeypatch), Checkpoints(tmp_path)
+    disk, checkpoints = SlowDisk(monkeypatch), Checkpoints(tmp_path)
     checkpoints.save(1, worker(1))
-    assert held.begun.acquire(timeout=DEADLINE_S)
+    assert disk.begun.acquire(timeout=DEADLINE_S)
     for step in (2, 3, 4):
         checkpoints.save(step, worker(step))
     assert names(tmp_path) == [f"step-00000001.{os.getpid()}.part"]
     assert checkpoints.newest() is None
-    held.go.release(2)
+    disk.proceed.release(2)
     checkpoints.close()
-    assert held.written == [1, 4]
+    assert disk.written == [1, 4]
     state = worker()
     for step in (1, 4):
-        state.apply(load(tmp_path / f"step-{step:08}.pt").tree)
+        state.apply(load_checkpoint(tmp_path / f"step-{step:08}.pt").tree)
         assert value(state) == step
 
 
 def test_a_folder_that_cannot_be_written_is_logged_once(
-    tmp_path: Path, pages: Callable[[], list[str]]
+    tmp_path: Path, warnings: Callable[[], list[str]]
 ) -> None:
     (tmp_path / "file").write_text("")
     checkpoints = save(tmp_path / "file" / "folder", 1, 2, 3)
     assert checkpoints.newest() is None
-    (said,) = pages()
-    assert said.startswith("checkpoint of step 1 not written: NotADirectoryError")
+    (message,) = warnings()
+    assert message.startswith("checkpoint of step 1 not written: NotADirectoryError")
 
 
 FILLS = """
@@ -240,8 +240,8 @@ logging.basicConfig(format="%(message)s", stream=sys.stdout)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 folder = Path(sys.argv[1])
 checkpoints = Checkpoints(folder)
-def save(step, room):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+def save(step, max_bytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, resource.RLIM_INFINITY))
     checkpoints.save(step, worker(step, width=200))
     checkpoints.close()
     print(names(folder))
@@ -264,9 +264,9 @@ def run(script: str, *args: str) -> subprocess.Popen[str]:
 
 
 def test_a_full_disk_is_logged_once_and_training_goes_on(tmp_path: Path) -> None:
-    told, _ = run(FILLS, str(tmp_path)).communicate(timeout=DEADLINE_S)
+    output, _ = run(FILLS, str(tmp_path)).communicate(timeout=DEADLINE_S)
     one, four = "step-00000001.pt", "step-00000004.pt"
-    first, failed, second, third, fourth, again, fifth = told.splitlines()
+    first, failed, second, third, fourth, again, fifth = output.splitlines()
     assert first == second == third == str([one])
     assert fourth == fifth == str([one, four])
     assert failed.startswith("checkpoint of step 2 not written: ")
@@ -277,7 +277,7 @@ def test_a_full_disk_is_logged_once_and_training_goes_on(tmp_path: Path) -> None
 # Damage.
 
 
-def cut_off(path: Path) -> None:
+def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
@@ -289,12 +289,12 @@ def flip_a_parameter(path: Path) -> None:
     flip(path, torch.full((4,), 2.0).numpy().tobytes())
 
 
-def flip_a_number(path: Path) -> None:
+def flip_a_plain_value(path: Path) -> None:
     flip(path, b"generationq")
 
 
 def flip(path: Path, found: bytes) -> None:
-    """Another byte after some that are in the file."""
+    """Flip a bit shortly after some bytes of the file."""
     content = bytearray(path.read_bytes())
     at = content.index(found) + len(found)
     content[at + 1] ^= 1
@@ -321,10 +321,11 @@ def bring_code(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [cut_off, empty, flip_a_parameter, flip_a_number, replace, bring_code, Path.unlink]
+    "damage",
+    [truncate, empty, flip_a_parameter, flip_a_plain_value, replace, bring_code, Path.unlink],
 )
-def test_a_damaged_one_is_named_and_the_one_before_taken(
-    tmp_path: Path, damage: Callable[[Path], None], pages: Callable[[], list[str]]
+def test_a_damaged_checkpoint_is_logged_and_the_one_before_it_loaded(
+    tmp_path: Path, damage: Callable[[Path], None], warnings: Callable[[], list[str]]
 ) -> None:
     checkpoints = save(tmp_path, 1, 2)
     damage(tmp_path / "step-00000002.pt")
@@ -333,15 +334,15 @@ def test_a_damaged_one_is_named_and_the_one_before_taken(
     state = worker()
     state.apply(found.tree)
     assert value(state) == 1
-    assert [("step-00000002.pt" in said) for said in pages()] == [True] * (
+    assert [("step-00000002.pt" in message) for message in warnings()] == [True] * (
         damage is not Path.unlink
     )
 
 
-def test_a_run_that_went_back_keeps_what_it_saves(tmp_path: Path) -> None:
+def test_a_run_that_resumed_before_damaged_checkpoints_keeps_its_new_ones(tmp_path: Path) -> None:
     save(tmp_path, 8, 9)
     for name in names(tmp_path):
-        cut_off(tmp_path / name)
+        truncate(tmp_path / name)
     checkpoints = save(tmp_path, 1, 2, 3, keep=2)
     found = checkpoints.newest()
     assert found is not None
@@ -350,20 +351,20 @@ def test_a_run_that_went_back_keeps_what_it_saves(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000009.pt", "step-00000010.pt"]
 
 
-def test_another_format_is_refused_rather_than_passed_over(tmp_path: Path) -> None:
+def test_an_unknown_format_is_refused_and_not_skipped(tmp_path: Path) -> None:
     checkpoints = save(tmp_path, 1)
     content = torch.load(tmp_path / "step-00000001.pt", weights_only=True)
     torch.save(content | {"format": 2}, tmp_path / "step-00000002.pt")
-    with pytest.raises(ConfigError, match=r"step-00000002.pt: is of format 2; .* reads 1"):
+    with pytest.raises(ConfigError, match=r"step-00000002.pt: has format 2; .* reads format 1"):
         checkpoints.newest()
 
 
-def test_one_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-00000003.pt: cannot be read"):
-        load(tmp_path / "step-00000003.pt")
+        load_checkpoint(tmp_path / "step-00000003.pt")
 
 
-def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_different_model_is_refused_by_name(tmp_path: Path) -> None:
     found = save(tmp_path, 1).newest()
     assert found is not None
     other = worker(5, width=9)
@@ -373,7 +374,7 @@ def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
     assert not other.torn
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own imports
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from torch's own imports
 def test_a_model_may_be_compiled_or_not(tmp_path: Path) -> None:
     found = save(tmp_path, 1).newest()
     assert found is not None
@@ -384,13 +385,13 @@ def test_a_model_may_be_compiled_or_not(tmp_path: Path) -> None:
     assert all(param.eq(1).all() for param in net.parameters())
 
 
-def test_another_optimizer_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_different_optimizer_is_refused_by_name(tmp_path: Path) -> None:
     found = save(tmp_path, 1).newest()
     assert found is not None
     net = nn.Linear(8, 8)
     groups = [{"params": [p]} for p in net.parameters()]
     other = TrainingState({"net": net}, {"optimizer": torch.optim.Adam(groups)}, {})
-    with pytest.raises(ConfigError, match="optimizer: does not take the run's state"):
+    with pytest.raises(ConfigError, match="optimizer: cannot load the run's state"):
         other.apply(found.tree)
 
 
@@ -427,7 +428,7 @@ def test_kill_9_while_writing_leaves_the_older_ones_whole(
     until_s = time.monotonic() + DEADLINE_S
     while True:
         found = names(tmp_path)
-        # Stopped first, to see that it is in the midst of writing.
+        # Stop it first, to be sure that it is writing.
         if len(found) == 3 and found[-1].endswith(".part"):
             saving.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, saving.pid, os.WSTOPPED)
@@ -448,19 +449,21 @@ def test_kill_9_while_writing_leaves_the_older_ones_whole(
     state = worker(0, width=1000)
     state.apply(newest.tree)
     assert value(state) == newest.step
-    assert names(tmp_path) == found  # whoever only reads leaves alone what another may be writing
+    assert (
+        names(tmp_path) == found
+    )  # reading leaves a file alone that another process may be writing
     checkpoints.save(newest.step + 1, worker(newest.step + 1))
     checkpoints.close()
     assert names(tmp_path) == [*found[:2], f"step-{newest.step + 1:08}.pt"]
 
 
-def test_a_process_that_ends_lets_the_last_one_be_written(tmp_path: Path) -> None:
+def test_a_process_writes_its_last_checkpoint_before_it_exits(tmp_path: Path) -> None:
     script = SAVES.replace("count(1)", "[1]").replace("    checkpoints.close()\n", "")
-    told, _ = run(script, str(tmp_path)).communicate(timeout=DEADLINE_S)
-    assert told == ""
+    output, _ = run(script, str(tmp_path)).communicate(timeout=DEADLINE_S)
+    assert output == ""
     assert names(tmp_path) == ["step-00000001.pt"]
 
 
-def test_none_is_kept_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="at least 1 must be kept"):
+def test_keeping_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must keep at least 1, got 0"):
         Checkpoints(tmp_path, keep=0)

@@ -1,4 +1,4 @@
-"""States of all shapes, taken apart and put together again."""
+"""States of all shapes survive being flattened and unflattened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.optim import lr_scheduler as lr
 from torch.optim.swa_utils import SWALR, AveragedModel
 
 from evenstep.errors import ConfigError, InvalidInputError
-from evenstep.train.recover.flatten import MAKES, places, put_together, take_apart
+from evenstep.train.recover.flatten import CONTAINERS, flatten, tensor_paths, unflatten
 
 scalars = st.one_of(
     st.none(),
@@ -50,7 +50,7 @@ states = st.recursive(
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in value, kind and order; NaN is equal to itself."""
+    """Equal in value, type and order; NaN equals NaN."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
@@ -67,21 +67,21 @@ def same(a: Any, b: Any) -> bool:
 
 
 def round_trip(state: Any) -> Any:
-    plan, found = take_apart(state)
-    return put_together(plan, found)
+    structure, found = flatten(state)
+    return unflatten(structure, found)
 
 
 @given(states)
-def test_any_state_comes_back_as_it_was(state: Any) -> None:
-    plan, found = take_apart(state)
-    again = put_together(plan, found)
+def test_any_state_survives_the_round_trip(state: Any) -> None:
+    structure, found = flatten(state)
+    again = unflatten(structure, found)
     assert same(again, state)
-    assert take_apart(again)[0] == plan
-    paths = places(plan)
+    assert flatten(again)[0] == structure
+    paths = tensor_paths(structure)
     assert len(set(paths)) == len(paths) == len(found)
 
 
-tags = st.sampled_from(["int", "tensor", "dtype", "device", "set", *MAKES])
+tags = st.sampled_from(["int", "tensor", "dtype", "device", "set", *CONTAINERS])
 nonsense = st.recursive(
     st.none() | st.integers(-5, 99) | st.text(max_size=3) | tags | st.sampled_from(["cpu", "save"]),
     lambda inner: st.one_of(
@@ -94,26 +94,29 @@ nonsense = st.recursive(
 
 
 @given(st.one_of(st.binary(max_size=60), nonsense.map(msgspec.msgpack.encode)))
-def test_bytes_that_are_no_plan_do_nothing_worse_than_be_refused(plan: bytes) -> None:
-    for read in (lambda: put_together(plan, [torch.zeros(1)] * 9), lambda: places(plan)):
+def test_malformed_structures_only_raise_invalid_input(structure: bytes) -> None:
+    for read in (
+        lambda: unflatten(structure, [torch.zeros(1)] * 9),
+        lambda: tensor_paths(structure),
+    ):
         with suppress(InvalidInputError):
             read()
 
 
-def test_tensors_are_found_by_their_paths() -> None:
+def test_tensors_have_paths() -> None:
     one, two = torch.ones(1), torch.zeros(2)
-    plan, found = take_apart({"a": [{0: one}], "0": {"0": two, 0: 3}})
+    structure, found = flatten({"a": [{0: one}], "0": {"0": two, 0: 3}})
     assert found[0].data_ptr() == one.data_ptr()
-    assert places(plan) == [("a", 0, 0), ("0", "0")]
-    assert put_together(plan, ["x", "y"]) == {"a": [{0: "x"}], "0": {"0": "y", 0: 3}}
+    assert tensor_paths(structure) == [("a", 0, 0), ("0", "0")]
+    assert unflatten(structure, ["x", "y"]) == {"a": [{0: "x"}], "0": {"0": "y", 0: 3}}
 
 
-def test_equal_sets_have_equal_plans_in_every_process() -> None:
+def test_equal_sets_have_equal_structures_in_every_process() -> None:
     script = (
-        "from evenstep.train.recover.flatten import take_apart\n"
-        "print(take_apart({str(i) for i in range(50)})[0].hex())"
+        "from evenstep.train.recover.flatten import flatten\n"
+        "print(flatten({str(i) for i in range(50)})[0].hex())"
     )
-    told = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", script],
             env={**os.environ, "PYTHONHASHSEED": seed},
@@ -123,10 +126,10 @@ def test_equal_sets_have_equal_plans_in_every_process() -> None:
         ).stdout
         for seed in "12"
     }
-    assert len(told) == 1
+    assert len(outputs) == 1
 
 
-def test_whole_numbers_of_any_size_survive() -> None:
+def test_integers_of_any_size_survive() -> None:
     state = [
         sign * (2**bits + more)
         for sign in (1, -1)
@@ -137,12 +140,12 @@ def test_whole_numbers_of_any_size_survive() -> None:
     assert round_trip({2**64: 1}) == {2**64: 1}
 
 
-def test_numbers_of_numpy_become_plain_ones() -> None:
+def test_numpy_scalars_become_python_numbers() -> None:
     again = round_trip([np.float64(0.5), np.float32(0.25), np.int64(3), np.bool_(True)])
     assert same(again, [0.5, 0.25, 3, True])
 
 
-def test_generators_of_numpy_survive() -> None:
+def test_numpy_generators_survive() -> None:
     generator = np.random.default_rng(3)
     generator.random(5)
     other = np.random.default_rng(0)
@@ -150,7 +153,7 @@ def test_generators_of_numpy_survive() -> None:
     assert other.random() == generator.random()
 
 
-def test_what_a_module_says_of_its_versions_survives() -> None:
+def test_the_metadata_of_a_modules_state_survives() -> None:
     state = torch.nn.Sequential(torch.nn.BatchNorm1d(2)).state_dict()
     again = round_trip(state)
     assert isinstance(again, OrderedDict)
@@ -159,35 +162,35 @@ def test_what_a_module_says_of_its_versions_survives() -> None:
 
 
 Pair = namedtuple("Pair", "a b")
-HELD: list[Any] = []
-HELD.append(HELD)
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
 
 
 @pytest.mark.parametrize(
-    ("state", "says"),
+    ("state", "message"),
     [
-        ({"state": {0: {"history": deque()}}}, "state.0.history: a deque cannot be handed over"),
-        ({"a": [1, {"b": object()}]}, "a.1.b: an object cannot be handed over"),
-        ({"a": np.zeros(3)}, "a: a ndarray cannot be handed over; keep tensors"),
+        ({"state": {0: {"history": deque()}}}, "state.0.history: a deque cannot be serialised"),
+        ({"a": [1, {"b": object()}]}, "a.1.b: an object cannot be serialised"),
+        ({"a": np.zeros(3)}, "a: a ndarray cannot be serialised; keep only tensors"),
         ({"a": defaultdict(int)}, "a: a defaultdict cannot"),
         ({"a": Pair(1, 2)}, "a: a Pair cannot"),
-        ({"a": {(1, 2): 3}}, "a: a tuple cannot be handed over as a key"),
-        ({"a": {True: 3}}, "a: a bool cannot be handed over as a key"),
-        ({"a": torch.eye(2).to_sparse()}, "a: a sparse_coo Tensor cannot be handed over"),
+        ({"a": {(1, 2): 3}}, "a: a tuple cannot be serialised as a key"),
+        ({"a": {True: 3}}, "a: a bool cannot be serialised as a key"),
+        ({"a": torch.eye(2).to_sparse()}, "a: a sparse_coo Tensor cannot be serialised"),
         ({"a": 1j}, "a: a complex cannot"),
         ({"a": lambda: 3}, "a: a function cannot"),
         ({"a": "\ud800"}, "text that is not Unicode"),
-        (HELD, "nested too deeply, or holds itself"),
+        (CYCLE, "nested too deeply, or contains itself"),
     ],
 )
-def test_what_cannot_be_handed_over_is_named(state: Any, says: str) -> None:
+def test_unsupported_values_are_named(state: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        take_apart(state)
-    assert says in str(caught.value)
+        flatten(state)
+    assert message in str(caught.value)
 
 
 Make = Callable[[torch.optim.Optimizer], Any]
-SCHEDULES: dict[str, Make] = {
+SCHEDULERS: dict[str, Make] = {
     "LambdaLR": lambda o: lr.LambdaLR(o, lambda e: 0.9**e),
     "MultiplicativeLR": lambda o: lr.MultiplicativeLR(o, lambda e: 0.9),
     "StepLR": lambda o: lr.StepLR(o, 2),
@@ -209,8 +212,8 @@ SCHEDULES: dict[str, Make] = {
 }
 
 
-def test_every_schedule_of_torch_is_among_them() -> None:
-    assert set(lr.__all__) - {"LRScheduler"} <= SCHEDULES.keys()
+def test_every_scheduler_of_torch_is_covered() -> None:
+    assert set(lr.__all__) - {"LRScheduler"} <= SCHEDULERS.keys()
 
 
 def advance(schedule: Any, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
@@ -222,16 +225,16 @@ def advance(schedule: Any, optimizer: torch.optim.Optimizer, steps: int) -> list
     return rates
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule_goes_on_where_it_was(name: str) -> None:
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_scheduler_continues_where_it_was(name: str) -> None:
     one, other = (
         torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9) for _ in "ab"
     )
-    schedule, copy = SCHEDULES[name](one), SCHEDULES[name](other)
+    schedule, copy = SCHEDULERS[name](one), SCHEDULERS[name](other)
     advance(schedule, one, 4)
     copy.load_state_dict(round_trip(schedule.state_dict()))
     other.load_state_dict(round_trip(one.state_dict()))
-    other.step()  # as torch wants it of a schedule's first step
+    other.step()  # or torch warns at the scheduler's first step
     assert advance(copy, other, 5) == advance(schedule, one, 5)
 
 

@@ -1,4 +1,4 @@
-"""State from the living to those who need it, between real Gloo ranks that are threads."""
+"""Handing over the training state, between real Gloo ranks that are threads."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from torch._C._distributed_c10d import HashStore
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.comm.group import Group, SupersededError, WorkerLostError
 from evenstep.train.comm.transfer import Transfer
-from evenstep.train.recover import handover
-from evenstep.train.recover.handover import Links, Spec, flat_views, hand_over, slices_of
+from evenstep.train.recover import handover, slices
+from evenstep.train.recover.handover import Relay, hand_over
 from evenstep.train.recover.preallocate import preallocate
+from evenstep.train.recover.slices import TensorSpec, cut_into_slices, flat_views
 from evenstep.train.recover.state import TrainingState
 
 T = TypeVar("T")
@@ -35,8 +36,8 @@ STORE, generations = HashStore(), count(1)
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "SLICE_BYTES", 64)
-    monkeypatch.setattr(handover, "ALONE_BYTES", 40)
+    monkeypatch.setattr(slices, "SLICE_BYTES", 64)
+    monkeypatch.setattr(slices, "LARGE_BYTES", 40)
     monkeypatch.setattr(handover, "IN_FLIGHT", 2)
 
 
@@ -58,7 +59,7 @@ def all_ranks(
             check=lambda _: check(rank),
             last_words_s=0.1,
         )
-        formed.wait()  # nobody is through before all have begun
+        formed.wait()  # no rank finishes before all have begun
         try:
             return body(group)
         finally:
@@ -69,7 +70,7 @@ def all_ranks(
 
 
 def outcome(body: Callable[[Group], Any]) -> Callable[[Group], Any]:
-    """The error of a rank in the place of what it returns."""
+    """Return the error of a rank in place of its result."""
 
     def run(group: Group) -> Any:
         try:
@@ -81,7 +82,7 @@ def outcome(body: Callable[[Group], Any]) -> Callable[[Group], Any]:
 
 
 class Odd(nn.Module):
-    """Parameters and buffers of all kinds, and in all orders in memory."""
+    """Parameters and buffers of many dtypes and memory layouts."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ def test_models_are_written_in_place_and_bystanders_left_alone() -> None:
     for rank in RECEIVERS:
         net, plain = every[rank]
         assert equal(tensors(net), tensors(Odd(seed=7)))
-        assert plain["step"] == SOURCES[0]  # the first source's word
+        assert plain["step"] == SOURCES[0]  # from the first source
     for rank in (BYSTANDER, *SOURCES):
         net, plain = every[rank]
         assert equal(tensors(net), tensors(Odd(seed=7 if rank in SOURCES else rank)))
@@ -159,7 +160,7 @@ class Trained:
         self.sparse = kind is torch.optim.SparseAdam
         if self.sparse:
             self.net: nn.Module = nn.Embedding(9, 4, sparse=True)
-        else:  # Muon takes matrices alone
+        else:  # Muon takes only matrices
             self.net = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
         options: dict[str, Any] = {"momentum": 0.9} if kind is torch.optim.SGD else {}
         self.optimizer: Any = kind(self.net.parameters(), lr=0.01 + seed / 100, **options)
@@ -181,13 +182,15 @@ class Trained:
             self.optimizer.step(closure)
 
 
-@pytest.mark.parametrize("room", [False, True], ids=["", "with room"])
+@pytest.mark.parametrize("preallocated", [False, True], ids=["", "preallocated"])
 @pytest.mark.parametrize("kind", OPTIMIZERS, ids=lambda kind: str(kind.__name__))
-def test_with_every_optimizer_receivers_train_on_as_sources_do(kind: Any, room: bool) -> None:
+def test_with_every_optimizer_receivers_train_on_like_the_sources(
+    kind: Any, preallocated: bool
+) -> None:
     # One receiver is new, the other only behind.
     steps = {RECEIVERS[0]: 0, RECEIVERS[1]: 2}
     workers = [Trained(kind, r * (r in RECEIVERS), steps.get(r, 3)) for r in range(WORLD)]
-    if room:
+    if preallocated:
         preallocate(workers[RECEIVERS[0]].optimizer)
 
     def body(group: Group) -> dict[str, torch.Tensor]:
@@ -202,7 +205,7 @@ def test_with_every_optimizer_receivers_train_on_as_sources_do(kind: Any, room: 
     assert not equal(tensors(Trained(kind, seed=0, steps=3).net), every[SOURCES[0]])
 
 
-def test_state_of_an_optimizer_is_received_where_it_is() -> None:
+def test_optimizer_state_is_received_in_place() -> None:
     workers = [Trained(torch.optim.Adam, seed=rank, steps=2) for rank in range(WORLD)]
 
     def body(group: Group) -> None:
@@ -220,13 +223,13 @@ def test_state_of_an_optimizer_is_received_where_it_is() -> None:
     [
         (torch.optim.SGD, ["momentum_buffer"]),
         (torch.optim.AdamW, ["exp_avg", "exp_avg_sq"]),
-        (torch.optim.Adafactor, []),  # rows and columns: not like the parameters
+        (torch.optim.Adafactor, []),  # rows and columns, not shaped like the parameters
         (torch.optim.SparseAdam, []),  # takes no dense gradients
         (torch.optim.LBFGS, []),  # steps by a closure
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_room_for_a_state_is_where_it_is_received(kind: Any, names: list[str]) -> None:
+def test_preallocated_optimizer_state_is_received_in_place(kind: Any, names: list[str]) -> None:
     workers = [Trained(kind, seed=0, steps=2 * (rank == 0)) for rank in range(WORLD)]
     before = []
     for worker in workers[1:]:
@@ -239,12 +242,12 @@ def test_room_for_a_state_is_where_it_is_received(kind: Any, names: list[str]) -
         before.append({(p, n): state[p][n].data_ptr() for p in state for n in names})
         assert not any(state[p][n].any() for p in state for n in names)
     all_ranks(lambda group: hand_over(group, [0], [1, 2, 3, 4], workers[group.rank].state))
-    for worker, places in zip(workers[1:], before, strict=True):
+    for worker, pointers in zip(workers[1:], before, strict=True):
         state = worker.optimizer.state
-        assert all(state[p][n].data_ptr() == at for (p, n), at in places.items())
+        assert all(state[p][n].data_ptr() == ptr for (p, n), ptr in pointers.items())
 
 
-def test_a_state_is_not_given_up_for_room() -> None:
+def test_preallocating_keeps_existing_state() -> None:
     worker = Trained(torch.optim.Adam, seed=1, steps=2)
     before = {p: dict(state) for p, state in worker.optimizer.state.items()}
     preallocate(worker.optimizer)
@@ -252,7 +255,7 @@ def test_a_state_is_not_given_up_for_room() -> None:
 
 
 class Mean:
-    """A mean of parameters that begins as a view of them, as people write it."""
+    """An average of parameters that begins as a view of them, as scripts have it."""
 
     def __init__(self, net: nn.Module) -> None:
         self.shadow = {name: p.detach() for name, p in net.named_parameters()}
@@ -267,7 +270,7 @@ class Mean:
         self.shadow = state["shadow"]
 
 
-def test_state_that_begins_as_a_view_of_parameters_does_not_end_in_them() -> None:
+def test_state_that_begins_as_a_view_of_parameters_does_not_overwrite_them() -> None:
     def body(group: Group) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         net = numbers(7 if group.rank in SOURCES else group.rank)
         mean = Mean(net)
@@ -285,7 +288,7 @@ def test_state_that_begins_as_a_view_of_parameters_does_not_end_in_them() -> Non
 
 
 @pytest.mark.parametrize("grads", [True, False])
-def test_gradients_go_along_on_request(grads: bool) -> None:
+def test_gradients_are_handed_over_on_request(grads: bool) -> None:
     def body(group: Group) -> list[torch.Tensor | None]:
         net = nn.ModuleList([nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)])
         used = 0 if group.rank in SOURCES else 1
@@ -307,19 +310,19 @@ def test_gradients_go_along_on_request(grads: bool) -> None:
 
 
 class Counting(Group):
-    """Counts what is under way from and to this rank, beginning with the first slice."""
+    """Counts the slices in flight from and to this rank."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.sizes: dict[Transfer, int] = {}
-        self.most_bytes = self.most = self.slices = 0
+        self.max_bytes = self.max_in_flight = self.slices = 0
 
     def _count(self, transfer: Transfer, tensor: torch.Tensor, tag: int) -> Transfer:
         if tag >= handover.FIRST_TAG:
             self.slices += 1
             self.sizes[transfer] = tensor.nbytes
-            self.most = max(self.most, len(self.sizes))
-            self.most_bytes = max(self.most_bytes, sum(self.sizes.values()))
+            self.max_in_flight = max(self.max_in_flight, len(self.sizes))
+            self.max_bytes = max(self.max_bytes, sum(self.sizes.values()))
         return transfer
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Transfer:
@@ -333,22 +336,22 @@ class Counting(Group):
         self.sizes.pop(work, None)
 
 
-def test_a_few_slices_are_under_way_and_sources_and_receivers_share_the_work() -> None:
+def test_few_slices_are_in_flight_and_sources_and_receivers_share_the_work() -> None:
     num = 64 * 60 // 4
 
     def body(group: Group) -> tuple[int, int, int]:
         assert isinstance(group, Counting)
         state = TrainingState({}, {}, {"numbers": torch.full((num,), float(group.rank))})
         hand_over(group, SOURCES, RECEIVERS, state)
-        return group.slices, group.most, group.most_bytes
+        return group.slices, group.max_in_flight, group.max_bytes
 
     every = all_ranks(body, Counting)
     for rank in SOURCES:
         assert every[rank] == (30, 2, 2 * 64)
     for rank in RECEIVERS:
-        # Each receives all slices and passes on those that the other did not get first.
+        # Each receives all slices and passes on those that it gets first.
         assert every[rank][0] == 60 + 30
-        assert every[rank][1] <= 2 + 1  # one is passed on while the others come
+        assert every[rank][1] <= 2 + 1  # one is passed on while the others arrive
         assert every[rank][2] <= 3 * 64
     assert every[BYSTANDER] == (0, 0, 0)
 
@@ -364,8 +367,8 @@ def test_a_few_slices_are_under_way_and_sources_and_receivers_share_the_work() -
         max_size=5,
     )
 )
-@example([([1], torch.int16, 0, 2)])  # one number, with any stride
-def test_slices_hold_every_number_once_in_any_layout(shapes: list[Any]) -> None:
+@example([([1], torch.int16, 0, 2)])  # one element may have any stride
+def test_slices_have_every_element_once_in_any_layout(shapes: list[Any]) -> None:
     sent, received, specs = [], [], []
     for shape, dtype, seed, stride in shapes:
         dims = np.random.default_rng(seed).permutation(len(shape)).tolist()
@@ -373,19 +376,20 @@ def test_slices_hold_every_number_once_in_any_layout(shapes: list[Any]) -> None:
         sent.append(torch.randint(100, wide).to(dtype)[tuple(slice(0, n, stride) for n in wide)])
         received.append(torch.zeros([shape[d] for d in dims], dtype=dtype))
         received[-1] = received[-1].permute([dims.index(d) for d in range(len(dims))])
-        specs.append(Spec.of(sent[-1]))
-    for one, other in zip(slices_of(sent, specs), slices_of(received, specs), strict=True):
-        assert one.size == other.size <= handover.SLICE_BYTES
-        data = one.room(torch.zeros(64, dtype=torch.uint8))
-        one.write(data)
-        room = other.room(torch.zeros(64, dtype=torch.uint8))
-        room.copy_(data)
-        other.read(room)
+        specs.append(TensorSpec.of(sent[-1]))
+    pairs = zip(cut_into_slices(sent, specs), cut_into_slices(received, specs), strict=True)
+    for one, other in pairs:
+        assert one.num_bytes == other.num_bytes <= slices.SLICE_BYTES
+        data = one.data(torch.zeros(64, dtype=torch.uint8))
+        one.pack(data)
+        arrived = other.data(torch.zeros(64, dtype=torch.uint8))
+        arrived.copy_(data)
+        other.unpack(arrived)
     assert all(map(torch.equal, sent, received))
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
-def test_views_of_a_part_are_that_part_of_the_flat_tensor(shape: list[int], data: Any) -> None:
+def test_flat_views_are_a_range_of_the_flattened_tensor(shape: list[int], data: Any) -> None:
     tensor = torch.arange(2 * torch.Size(shape).numel()).view(*shape, 2)[..., 0]
     begin = data.draw(st.integers(0, tensor.numel()))
     end = data.draw(st.integers(begin, tensor.numel()))
@@ -395,17 +399,17 @@ def test_views_of_a_part_are_that_part_of_the_flat_tensor(shape: list[int], data
     assert flat.tolist() == tensor.flatten()[begin:end].tolist()
 
 
-# What goes wrong.
+# Failures.
 
 
 class Watched(Group):
-    """Knows what was begun here, and how many slices have come."""
+    """Records the transfers that this rank began, and how many slices have arrived."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.transfers: list[Transfer] = []
-        self.coming: set[Transfer] = set()
-        self.come = 0
+        self.incoming: set[Transfer] = set()
+        self.num_arrived = 0
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Transfer:
         self.transfers.append(super().send(tensor, rank, tag))
@@ -414,22 +418,22 @@ class Watched(Group):
     def recv(self, tensor: torch.Tensor, rank: int, tag: int) -> Transfer:
         self.transfers.append(super().recv(tensor, rank, tag))
         if tag >= handover.FIRST_TAG:
-            self.coming.add(self.transfers[-1])
+            self.incoming.add(self.transfers[-1])
         return self.transfers[-1]
 
     def wait(self, work: Any) -> None:
         super().wait(work)
-        self.come += work in self.coming
+        self.num_arrived += work in self.incoming
 
 
-def test_a_newer_generation_interrupts_all_and_the_next_handover_mends_them() -> None:
+def test_a_newer_generation_interrupts_all_ranks_and_the_next_handover_repairs_them() -> None:
     states = [TrainingState({"net": numbers(r)}, {}, {"step": r}) for r in range(WORLD)]
     groups: dict[int, Watched] = {}
     silent, newer = SOURCES[1], threading.Event()
 
     def check(rank: int) -> None:
-        # Slices have come and the next one does not: that is when there is a newer generation.
-        if rank in groups and groups[rank].come:
+        # A newer generation appears once slices have arrived and the next one does not.
+        if rank in groups and groups[rank].num_arrived:
             newer.set()
         if newer.is_set():
             raise SupersededError("there is a newer generation")
@@ -438,8 +442,8 @@ def test_a_newer_generation_interrupts_all_and_the_next_handover_mends_them() ->
         assert isinstance(group, Watched)
         groups[group.rank] = group
         try:
-            if group.rank == silent:  # stopped, or cut off, after it has heard what to send
-                Links(group, SOURCES, RECEIVERS).hear()
+            if group.rank == silent:  # stopped, or cut off, after the header
+                Relay(group, SOURCES, RECEIVERS).recv_header()
                 assert newer.wait(30)
             else:
                 hand_over(group, SOURCES, RECEIVERS, states[group.rank])
@@ -463,15 +467,15 @@ def test_a_newer_generation_interrupts_all_and_the_next_handover_mends_them() ->
 
 
 def assert_ended(transfer: Transfer) -> None:
-    """Whatever its end was, it must not come later."""
+    """Completed or failed, but not still in flight."""
     try:
         transfer.wait(timedelta(milliseconds=1))
     except RuntimeError as e:
         if "Operation timed out" in str(e):
-            raise AssertionError("a transfer goes on") from e
+            raise AssertionError("a transfer is still in flight") from e
 
 
-def test_a_transfer_that_is_over_does_not_keep_a_closed_group_open() -> None:
+def test_a_completed_transfer_does_not_keep_a_closed_group_open() -> None:
     kept: list[Transfer] = []
 
     def body(group: Group) -> None:
@@ -486,7 +490,7 @@ def test_a_transfer_that_is_over_does_not_keep_a_closed_group_open() -> None:
 
     def check(rank: int) -> None:
         if time.monotonic() > began_s + 600:
-            raise TimeoutError("rank 0 is not seen to be gone")
+            raise TimeoutError("rank 1 did not notice that rank 0 is gone")
 
     every = all_ranks(outcome(body), check=check)
     assert isinstance(every[1], WorkerLostError)
@@ -505,7 +509,7 @@ class Dying(Group):
         return super().send(tensor, rank, tag)
 
 
-def test_the_loss_of_a_source_ends_it_for_all_and_nothing_is_written_later() -> None:
+def test_losing_a_source_ends_the_handover_on_all_ranks_and_nothing_is_written_later() -> None:
     nets = [numbers(r) for r in range(WORLD)]
     seen: dict[int, dict[str, torch.Tensor]] = {}
 
@@ -518,7 +522,7 @@ def test_the_loss_of_a_source_ends_it_for_all_and_nothing_is_written_later() -> 
     lost_s = []
 
     def check(rank: int) -> None:
-        """Gloo does not tell everybody of it. The coordinator does, a little later."""
+        """Gloo does not notify all ranks; the coordinator does, a little later."""
         if Dying.is_lost.is_set():
             lost_s.append(time.monotonic())
             if lost_s[-1] > lost_s[0] + 1:
@@ -531,7 +535,7 @@ def test_the_loss_of_a_source_ends_it_for_all_and_nothing_is_written_later() -> 
         assert equal(tensors(nets[rank]), seen[rank])
 
 
-def test_another_model_is_refused_by_name_before_anything_is_written() -> None:
+def test_a_different_model_is_refused_by_name_before_anything_is_written() -> None:
     def body(group: Group) -> None:
         net = nn.Linear(16, 3 if group.rank in RECEIVERS else 16)
         nn.init.constant_(net.weight, group.rank)
@@ -549,23 +553,23 @@ def test_another_model_is_refused_by_name_before_anything_is_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "says"),
+    ("theirs", "message"),
     [
-        ({"mean": Mean(nn.Linear(2, 2))}, "mean: is here, but not in the run's state"),
-        ({}, "other: is in the run's state, but not here"),
+        ({"mean": Mean(nn.Linear(2, 2))}, "mean: is in this process, but not in the run's state"),
+        ({}, "other: is in the run's state, but not in this process"),
     ],
 )
-def test_things_that_only_one_side_has_are_named(theirs: dict[str, Any], says: str) -> None:
+def test_objects_that_only_one_side_has_are_named(theirs: dict[str, Any], message: str) -> None:
     def body(group: Group) -> None:
         other = {"other": Mean(nn.Linear(2, 2))}
         mine = other if group.rank in SOURCES else theirs | (other if theirs else {})
         hand_over(group, SOURCES, RECEIVERS, TrainingState({"net": numbers(1)}, mine, {}))
 
     every = all_ranks(outcome(body))
-    assert says in str(every[RECEIVERS[0]])
+    assert message in str(every[RECEIVERS[0]])
 
 
-def test_sources_that_hold_different_states_are_found_out() -> None:
+def test_sources_with_different_states_are_detected() -> None:
     def body(group: Group) -> None:
         plain = {"rows": torch.zeros(3 + group.rank)}
         hand_over(group, SOURCES, RECEIVERS, TrainingState({"net": numbers(1)}, {}, plain))
@@ -575,7 +579,7 @@ def test_sources_that_hold_different_states_are_found_out() -> None:
     assert "plain.rows is (3,) float32 on rank 0, (5,) float32 on rank 2" in str(every[SOURCES[1]])
 
 
-def test_what_cannot_be_handed_over_is_named_on_the_source() -> None:
+def test_an_unsupported_value_is_named_on_the_source() -> None:
     class Keeps:
         def state_dict(self) -> dict[str, Any]:
             return {"state": {0: {"history": deque([1])}}}
@@ -584,12 +588,12 @@ def test_what_cannot_be_handed_over_is_named_on_the_source() -> None:
             raise AssertionError
 
     with pytest.raises(ConfigError) as caught:
-        TrainingState({}, {"optimizer": Keeps()}, {}).take_apart()
-    assert str(caught.value).startswith("optimizer.state.0.history: a deque cannot be handed over")
+        TrainingState({}, {"optimizer": Keeps()}, {}).flatten()
+    assert str(caught.value).startswith("optimizer.state.0.history: a deque cannot be serialised")
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_a_scaler_that_is_enabled_on_one_side_alone_is_refused(here: bool) -> None:
+def test_a_scaler_that_is_enabled_on_one_side_only_is_refused(here: bool) -> None:
     mine, theirs = (torch.amp.GradScaler("cpu", enabled=on) for on in (here, not here))
     state, there = (TrainingState({}, {"scaler": scaler}, {}) for scaler in (mine, theirs))
     with pytest.raises(ConfigError, match=r"scaler: is (en|dis)abled here but (en|dis)abled in"):

@@ -1,4 +1,4 @@
-"""Batch normalisation over uneven workers is that of one process on the union batch."""
+"""Batch normalisation over uneven workers equals that of one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def run_groups(world: int, body: Callable[[Group], T]) -> list[T]:
 
 
 @dataclass
-class Seen:
-    """What came of a layer, round after round: outputs, gradients, and buffers at the end."""
+class LayerResults:
+    """Outputs and gradients of a layer by round, and its buffers at the end."""
 
     y: list[Tensor] = field(default_factory=list)
     dx: list[Tensor] = field(default_factory=list)
@@ -54,9 +54,9 @@ class Seen:
     buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
-def pass_through(layer: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> Seen:
-    """Forward and backward of a loss that is a weighted mean over the batch."""
-    seen = Seen()
+def pass_through(layer: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> LayerResults:
+    """Forward and backward, for a loss that is a weighted mean over the batch."""
+    seen = LayerResults()
     for values, tokens in batches:
         x = values.clone().requires_grad_()
         y = layer(x)
@@ -72,14 +72,14 @@ def pass_through(layer: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> 
     return seen
 
 
-def check_union(
+def check_against_one_process(
     template: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], shares: Sequence[int], tol: float
 ) -> None:
-    """Every rank against one process; a share of zero holds a stand-in full of NaN."""
+    """Compare every rank with one process; a share of zero has a stand-in of NaN."""
     truth = pass_through(copy.deepcopy(template), batches)
     bounds = [(sum(shares[:r]), sum(shares[: r + 1])) for r in range(len(shares))]
 
-    def body(group: Group) -> Seen:
+    def body(group: Group) -> LayerResults:
         low, high = bounds[group.rank]
         mine = [(x[low:high], t[low:high]) for x, t in batches]
         if low == high:
@@ -101,7 +101,7 @@ def check_union(
                 close(rank.dx[i] * of_loss, truth.dx[i][low:high])
             else:
                 assert not rank.dx[i].any()
-        for k, theirs in enumerate(truth.params[i]):  # as the reducer does
+        for k, theirs in enumerate(truth.params[i]):  # weighted like in the reducer
             pairs = [(p, r.params[i][k]) for p, r in zip(part, ranks, strict=True) if p > 0]
             close(torch.stack([p * grad for p, grad in pairs]).sum(0), theirs)
     for rank in ranks:
@@ -123,7 +123,7 @@ def batches(
 
 
 def disturbed(layer: nn.Module) -> nn.Module:
-    """Parameters unlike ones and zeros."""
+    """Give the parameters values other than ones and zeros."""
     make = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for p in layer.parameters():
@@ -146,7 +146,7 @@ DOUBLE = (torch.float64, 1e-12)
 @pytest.mark.parametrize("shares", [(5, 2, 1), (1, 1, 6), (3, 0, 5), (8, 0, 0)], ids=str)
 @pytest.mark.parametrize(("layer", "shape"), LAYERS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [DOUBLE, (torch.float32, 1e-5)])
-def test_all_is_as_on_the_union_batch(
+def test_everything_equals_one_process_with_the_whole_batch(
     layer: nn.Module,
     shape: Sequence[int],
     shares: Sequence[int],
@@ -154,19 +154,19 @@ def test_all_is_as_on_the_union_batch(
     tolerance: float,
 ) -> None:
     template = disturbed(copy.deepcopy(layer).to(dtype))
-    check_union(template, batches(shape, dtype), shares, tolerance)
+    check_against_one_process(template, batches(shape, dtype), shares, tolerance)
 
 
 @pytest.mark.parametrize("shares", [(5, 2, 1), (1, 0, 7)], ids=str)
 def test_a_loss_that_is_a_mean_over_tokens_is_exact_too(shares: Sequence[int]) -> None:
     template = disturbed(nn.BatchNorm1d(3).double())
-    check_union(template, batches((8, 3), torch.float64, tokens=True), shares, 1e-12)
+    check_against_one_process(template, batches((8, 3), torch.float64, tokens=True), shares, 1e-12)
 
 
 def test_channels_last_is_exact_too() -> None:
     drawn = batches((8, 3, 4, 2), torch.float64)
     last = [(x.contiguous(memory_format=torch.channels_last), t) for x, t in drawn]
-    check_union(disturbed(nn.BatchNorm2d(3).double()), last, (5, 2, 1), 1e-12)
+    check_against_one_process(disturbed(nn.BatchNorm2d(3).double()), last, (5, 2, 1), 1e-12)
 
 
 def test_a_mean_far_from_zero_costs_no_more_digits_than_in_one_process() -> None:
@@ -185,18 +185,18 @@ def test_a_mean_far_from_zero_costs_no_more_digits_than_in_one_process() -> None
     assert (ours - exact).abs().max() <= 2 * (plain - exact).abs().max()
 
 
-@pytest.mark.parametrize("of", [torch.float32, torch.bfloat16], ids=str)
-def test_half_precision_comes_out_as_it_went_in(of: torch.dtype) -> None:
+@pytest.mark.parametrize("param_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_half_precision_input_gives_half_precision_output(param_dtype: torch.dtype) -> None:
     [(values, _), *_] = batches((8, 3, 4, 2), torch.bfloat16)
     truth = nn.BatchNorm2d(3)(values.float())
 
     def body(group: Group) -> tuple[Tensor, Tensor]:
         x = values.split([5, 3])[group.rank].clone().requires_grad_()
-        layer = synchronise(nn.BatchNorm2d(3).to(of), group, lambda: float(len(x)))
+        layer = synchronise(nn.BatchNorm2d(3).to(param_dtype), group, lambda: float(len(x)))
         y: Tensor = layer(x)
         y.pow(2).mean().backward()
         assert x.grad is not None
-        assert {p.grad.dtype for p in layer.parameters() if p.grad is not None} == {of}
+        assert {p.grad.dtype for p in layer.parameters() if p.grad is not None} == {param_dtype}
         return y.detach(), x.grad
 
     for part, (y, dx) in zip(truth.split([5, 3]), run_groups(2, body), strict=True):
@@ -204,7 +204,7 @@ def test_half_precision_comes_out_as_it_went_in(of: torch.dtype) -> None:
         torch.testing.assert_close(y.float(), part.detach(), rtol=2e-2, atol=2e-2)
 
 
-def test_it_takes_one_sum_forward_and_one_backward_and_tells_the_wait() -> None:
+def test_it_costs_one_all_reduce_forward_and_one_backward_and_reports_the_wait() -> None:
     def body(group: Group) -> list[int]:
         waits: list[float] = []
         layer = synchronise(nn.BatchNorm1d(3), group, lambda: 2.0, waits.append)
@@ -220,8 +220,8 @@ def test_it_takes_one_sum_forward_and_one_backward_and_tells_the_wait() -> None:
     assert run_groups(2, body) == [[1, 2, 3, 3]] * 2
 
 
-def test_once_the_group_is_gone_the_layers_of_a_void_step_go_on() -> None:
-    """Whatever they compute does not count; but it must not end the run."""
+def test_once_the_group_is_closed_layers_still_run_for_the_void_step() -> None:
+    """Their results do not count, but they must not end the run."""
 
     def body(group: Group) -> bool:
         layer = synchronise(nn.BatchNorm1d(3), group, lambda: 0.0, on_lost=lambda _: None)
@@ -231,13 +231,13 @@ def test_once_the_group_is_gone_the_layers_of_a_void_step_go_on() -> None:
     assert run_groups(2, body) == [True, True]
 
 
-def test_evaluation_is_plain_and_asks_nobody() -> None:
+def test_evaluation_is_plain_and_does_not_communicate() -> None:
     template = disturbed(nn.BatchNorm1d(3))
     x = torch.randn(4, 3)
 
     def body(group: Group) -> bool:
         layer = synchronise(copy.deepcopy(template), group, lambda: 1.0)
-        if group.rank == 0:  # alone: a sum would wait for ever
+        if group.rank == 0:  # only this rank: an all-reduce would block forever
             return torch.equal(layer.eval()(x), copy.deepcopy(template).eval()(x))
         return True
 
@@ -248,14 +248,14 @@ def alone() -> Group:
     return Group(HashStore(), 1, 0, 1, timeout_s=1.0)
 
 
-def test_alone_it_is_plain() -> None:
+def test_a_single_worker_has_plain_batch_norm() -> None:
     template, x = disturbed(nn.BatchNorm1d(3)), torch.randn(4, 3)
     layer = synchronise(copy.deepcopy(template), alone(), lambda: 4.0)
     assert isinstance(layer, SyncNorm)
     assert torch.equal(layer(x), template(x))
 
 
-def test_training_mode_outside_of_a_step_is_refused() -> None:
+def test_training_mode_outside_a_step_is_refused() -> None:
     def body(group: Group) -> None:
         layer = synchronise(nn.BatchNorm1d(3), group, lambda: 0.0)
         with pytest.raises(EvenstepError, match=r"no worker had a batch.*model\.eval\(\)"):
@@ -264,7 +264,7 @@ def test_training_mode_outside_of_a_step_is_refused() -> None:
     run_groups(2, body)
 
 
-def test_one_value_a_channel_is_refused_as_in_one_process() -> None:
+def test_one_value_per_channel_is_refused_as_in_one_process() -> None:
     def body(group: Group) -> None:
         layer = synchronise(nn.BatchNorm1d(3), group, lambda: float(group.rank == 0))
         with pytest.raises(ValueError, match="more than 1 value per channel"):
@@ -287,7 +287,7 @@ def network() -> nn.Sequential:
     )
 
 
-def test_modules_parameters_buffers_and_hooks_stay_the_objects_they_are() -> None:
+def test_modules_parameters_buffers_and_hooks_stay_the_same_objects() -> None:
     net, called = network(), []
     net[1].register_forward_hook(lambda *_: called.append(True))
     before = [id(t) for t in (*net.modules(), *net.parameters(), *net.buffers())]
@@ -298,7 +298,7 @@ def test_modules_parameters_buffers_and_hooks_stay_the_objects_they_are() -> Non
     assert called
 
 
-def test_states_go_both_ways_between_plain_and_synchronised() -> None:
+def test_plain_and_synchronised_layers_load_each_others_state() -> None:
     plain, sync = network(), synchronise(network(), alone(), lambda: 1.0)
     plain(torch.randn(4, 1, 4, 4))
     sync.load_state_dict(plain.state_dict())
@@ -308,10 +308,10 @@ def test_states_go_both_ways_between_plain_and_synchronised() -> None:
         assert torch.equal(tensor, fresh.state_dict()[name])
 
 
-def test_a_second_call_ties_the_layers_to_the_new_group() -> None:
+def test_a_second_call_moves_the_layers_to_the_new_group() -> None:
     old, new = alone(), alone()
     net = synchronise(synchronise(network(), old, lambda: 1.0), new, lambda: 1.0)
-    assert [m.link.group for m in net.modules() if isinstance(m, SyncNorm) and m.link] == [new] * 2
+    assert [m.group for m in net.modules() if isinstance(m, SyncNorm)] == [new] * 2
 
 
 def test_copies_of_a_model_follow_it_to_the_new_group() -> None:
@@ -322,17 +322,17 @@ def test_copies_of_a_model_follow_it_to_the_new_group() -> None:
     assert [m.group for m in twin.modules() if isinstance(m, SyncNorm)] == [new] * 2
 
 
-def test_a_void_step_asks_nobody_even_where_there_is_a_new_group_already() -> None:
+def test_a_void_step_does_not_communicate_even_if_there_is_a_new_group_already() -> None:
     def body(group: Group) -> bool:
         layer = synchronise(nn.BatchNorm1d(3), group, lambda: 2.0, is_void=lambda: True)
-        if group.rank == 0:  # alone: a sum would wait for ever
+        if group.rank == 0:  # only this rank: an all-reduce would block forever
             return bool(layer(torch.randn(2, 3)).isfinite().all())
         return True
 
     assert run_groups(2, body) == [True, True]
 
 
-def test_layers_of_a_saved_model_or_of_an_ended_session_are_synchronised_again() -> None:
+def test_layers_of_a_closed_session_can_be_synchronised_again() -> None:
     net = synchronise(network(), alone(), lambda: 1.0)
     disconnect(net)
     assert local_layers(net) == ["1", "4"]
@@ -341,38 +341,38 @@ def test_layers_of_a_saved_model_or_of_an_ended_session_are_synchronised_again()
     assert [m.group for m in net.modules() if isinstance(m, SyncNorm)] == [new] * 2
 
 
-def test_a_copy_stays_tied_and_a_saved_model_does_not() -> None:
+def test_a_copy_stays_synchronised_and_a_saved_model_does_not() -> None:
     net = synchronise(network(), alone(), lambda: 1.0)
     twin = copy.deepcopy(net)
     assert isinstance(twin, nn.Sequential)
     assert isinstance(net, nn.Sequential)
-    assert twin[1].link is net[1].link is not None
+    assert twin[1].context is net[1].context is not None
     file = io.BytesIO()
     torch.save(net, file)
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
-    assert loaded[1].link is None
+    assert loaded[1].context is None
     loaded(torch.randn(4, 1, 4, 4))
 
 
-class Own(nn.BatchNorm1d):
+class CustomNorm(nn.BatchNorm1d):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).relu()
 
 
-def test_a_layer_with_a_forward_of_its_own_is_refused_and_nothing_is_changed() -> None:
-    net = nn.Sequential(nn.BatchNorm1d(3), Own(3))
-    with pytest.raises(ConfigError, match="sync_batchnorm: 1 is a Own"):
+def test_a_subclass_of_batch_norm_is_refused_and_nothing_is_changed() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(3), CustomNorm(3))
+    with pytest.raises(ConfigError, match="sync_batchnorm: 1 is a CustomNorm"):
         synchronise(net, alone(), lambda: 1.0)
     assert type(net[0]) is nn.BatchNorm1d
 
 
-def test_layers_with_local_statistics_are_found_and_told_of() -> None:
+def test_the_warning_names_layers_with_local_statistics() -> None:
     net = nn.Sequential(network(), network())
     assert local_layers(net) == ["0.1", "0.4", "1.1", "1.4"]
-    told = local_stats_warning(local_layers(net))
-    assert "0.1, 0.4, 1.1 and 1 more" in told
-    assert "sync_batchnorm=True" in told
+    warning = local_stats_warning(local_layers(net))
+    assert "0.1, 0.4, 1.1 and 1 more" in warning
+    assert "sync_batchnorm=True" in warning
     assert "the model" in local_stats_warning(local_layers(nn.BatchNorm1d(3)))
     assert local_layers(synchronise(net, alone(), lambda: 1.0)) == []
 
@@ -398,7 +398,7 @@ def test_running_buffers_are_averaged_by_share() -> None:
             assert buffer.eq(wanted).all(), name
 
 
-def test_buffers_stay_where_nobody_counts() -> None:
+def test_buffers_stay_if_all_weights_are_zero() -> None:
     def body(group: Group) -> None:
         net = network()
         before = {name: buffer.fill_(7).clone() for name, buffer in net.named_buffers()}
@@ -408,13 +408,13 @@ def test_buffers_stay_where_nobody_counts() -> None:
     run_groups(2, body)
 
 
-# The compiler hides a warning of its own, which it cannot do in two threads at once.
+# The compiler suppresses a warning of its own, which fails in two threads at once.
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_a_compiled_model_is_exact_too() -> None:
     [(values, tokens), *_] = batches((8, 6), torch.float64)
     truth = pass_through(copy.deepcopy(SMALL), [(values, tokens)])
 
-    def body(group: Group) -> Seen:
+    def body(group: Group) -> LayerResults:
         x = values.split([5, 3])[group.rank]
         net = synchronise(copy.deepcopy(SMALL), group, lambda: float(len(x)))
         compiled = torch.compile(net, backend="eager")
@@ -455,7 +455,7 @@ def small() -> nn.Sequential:
 
 
 def seeded(make: Callable[[], nn.Module]) -> nn.Module:
-    # Made once and copied: ranks are threads here and would race for torch's one random state.
+    # Built once and copied: ranks are threads here and would race for torch's global random state.
     with torch.random.fork_rng():
         torch.manual_seed(7)
         return make().double()
@@ -468,7 +468,7 @@ SMALL, BRANCHED = seeded(small), seeded(Branched)
     ("shares", "num"), [([5, 2, 1], 48), ([8, 0, 0], 48), ([6, 1, 1], 45)], ids=str
 )
 @pytest.mark.parametrize("template", [SMALL, BRANCHED], ids=["small", "branched"])
-def test_a_run_ends_where_one_process_ends(
+def test_a_run_ends_with_the_parameters_of_one_process(
     template: nn.Module, shares: list[int], num: int
 ) -> None:
     make = torch.Generator().manual_seed(6)
@@ -499,7 +499,7 @@ def test_a_run_ends_where_one_process_ends(
             torch.testing.assert_close(tensor, truth[name], rtol=0, atol=1e-12)
 
 
-def test_after_the_session_synchronised_layers_are_plain_in_the_model_and_in_its_copies() -> None:
+def test_after_the_session_layers_of_the_model_and_of_its_copies_are_plain() -> None:
     make = torch.Generator().manual_seed(6)
     x = torch.randn(32, 6, generator=make, dtype=torch.float64)
 

@@ -33,7 +33,7 @@ from evenstep.messages import (
     to_client,
 )
 from evenstep.train.roster import control as module
-from evenstep.train.roster.control import WAITING_LINES, Control, NotWelcomeError
+from evenstep.train.roster.control import MAX_QUEUED, Control, NotWelcomeError
 from tests.coordinate.fake import ready
 
 WAIT_S = 600.0
@@ -150,14 +150,14 @@ class Worker:
 def test_who_has_no_place_yet_says_again_that_it_is_ready(desk: Desk, generation: int) -> None:
     worker = Worker(desk)
     control, call = worker.dial()
-    control.tell(ready())
+    control.send(ready())
     assert call.hear() == ready()
     worker.generation = generation
     call.hang_up()
     again = desk.accept()
     while not control.connected:  # until then, what it says is dropped
         control.wait(0.01)
-    control.tell(Stuck(generation=0, step=1, waited_s=1.0))
+    control.send(Stuck(generation=0, step=1, waited_s=1.0))
     first = again.hear()
     assert first == ready() if generation == 0 else isinstance(first, Stuck)
     control.close()
@@ -166,7 +166,7 @@ def test_who_has_no_place_yet_says_again_that_it_is_ready(desk: Desk, generation
 def test_the_wish_to_leave_outlives_a_coordinator(desk: Desk) -> None:
     control, call = Worker(desk).dial()
     call.hang_up()
-    control.tell(Leaving(why="SIGTERM"))  # perhaps while nobody listens
+    control.send(Leaving(why="SIGTERM"))  # perhaps while nobody listens
     assert desk.accept().hear() == Leaving(why="SIGTERM")
     control.close()
 
@@ -176,7 +176,7 @@ def test_whoever_listens_in_between_it_dials_on(desk: Desk) -> None:
     call.hang_up()
     desk.slam()
     desk.babble()
-    control.tell(Leaving(why="SIGTERM"))
+    control.send(Leaving(why="SIGTERM"))
     assert desk.accept().hear() == Leaving(why="SIGTERM")
     assert control.goodbye is None
     control.close()
@@ -201,7 +201,7 @@ def test_one_who_took_the_coordinators_place_cannot_end_nor_order_a_worker(
     call.hang_up()
     desk.pretend(*said)
     desk.pretend(*said)
-    control.tell(Leaving(why="SIGTERM"))
+    control.send(Leaving(why="SIGTERM"))
     assert desk.accept().hear() == Leaving(why="SIGTERM")
     assert (control.goodbye, control.newest) == (None, 0)
     assert caplog.text.count(str(desk.where)) == 1  # told, and not at every attempt
@@ -215,7 +215,7 @@ def test_the_first_words_of_a_stranger_end_nobody(desk: Desk) -> None:
         stranger = desk.pick_up()
         stranger.say(said)
         stranger.hang_up()
-    control.tell(Leaving(why="SIGTERM"))
+    control.send(Leaving(why="SIGTERM"))
     assert desk.accept().hear() == Leaving(why="SIGTERM")
     assert control.goodbye is None
     control.close()
@@ -252,7 +252,7 @@ def test_a_line_without_end_is_not_read_to_its_end(
     call.say_bytes(b"x" * 2**13)
     babbler = desk.pick_up()  # it has hung up and dials again
     babbler.say_bytes(b"x" * GREETING_BYTES)
-    control.tell(Leaving(why="SIGTERM"))
+    control.send(Leaving(why="SIGTERM"))
     assert desk.accept().hear() == Leaving(why="SIGTERM")
     control.close()
 
@@ -260,8 +260,8 @@ def test_a_line_without_end_is_not_read_to_its_end(
 def test_what_cannot_be_written_is_refused_where_it_is_said(desk: Desk) -> None:
     control, call = Worker(desk).dial()
     with pytest.raises(InvalidInputError, match="cannot be written as JSON"):
-        control.tell(ready(settings={"policy": object()}))
-    control.tell(ready())
+        control.send(ready(settings={"policy": object()}))
+    control.send(ready())
     assert call.hear() == ready()  # and the line is still there
     control.close()
 
@@ -270,7 +270,7 @@ def test_with_a_coordinator_that_does_not_listen_nothing_waits(desk: Desk) -> No
     """More than the line holds, and nobody reads: telling and closing return all the same."""
     control, call = Worker(desk).dial()
     long = Leaving(why="x" * 100_000)
-    for _ in range(2 * WAITING_LINES):
-        control.tell(long)
+    for _ in range(2 * MAX_QUEUED):
+        control.send(long)
     call.hang_up()
     control.close()

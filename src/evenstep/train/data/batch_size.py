@@ -1,4 +1,4 @@
-"""The largest share that fits a device's memory, found by trying."""
+"""Find by trial the largest share that fits into a device's memory."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from evenstep.errors import EvenstepError
 
 
 class NothingFitsError(EvenstepError, MemoryError):
-    """Not even one sample fits."""
+    """Not even one sample fits into memory."""
 
 
 def largest_share(run: Callable[[int], object], *, limit: int, start: int = 1) -> int:
     """The largest number of samples, up to `limit`, for which `run` does not run out of memory.
 
-    `run(n)` does what a step does with n samples: forward, backward. Doubles until memory is out,
-    then halves the gap. Only for devices that recover from it (CUDA; not a host whose kernel ends
-    the process instead). Pass the result as `evenstep.join(cap=...)`.
+    `run(n)` does what a step does with n samples: forward and backward. The search doubles n until
+    memory runs out, then bisects. Only for devices that recover from running out of memory (CUDA;
+    not a host whose kernel kills the process). Pass the result as `evenstep.join(cap=...)`.
     """
     if not 1 <= start <= limit:
-        raise ValueError(f"need 1 <= start <= limit, got {start} and {limit}")
+        raise ValueError(f"need 1 <= start <= limit, got start={start} and limit={limit}")
     fits, too_many = 0, limit + 1
     share = start
     while share < too_many:
@@ -33,7 +33,7 @@ def largest_share(run: Callable[[int], object], *, limit: int, start: int = 1) -
         if share <= fits:
             break
     if fits == 0:
-        raise NothingFitsError(f"{too_many} samples do not fit, and nothing smaller was possible")
+        raise NothingFitsError("not even one sample fits into memory")
     return fits
 
 

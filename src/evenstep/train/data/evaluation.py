@@ -1,4 +1,4 @@
-"""A dataset walked through by all workers together, each its part."""
+"""Evaluation: every worker goes through its part of a dataset."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch.utils.data import Sampler
 
 
 class PartSampler(Sampler[int]):
-    """The indices of this worker's part, as the roster is when the loop over them begins.
+    """The indices of this worker's part, for the roster at the beginning of the loop.
 
-    `enter` makes this worker one of a roster; `part_of` says from where to where its part of so
-    many samples goes.
+    `enter` makes this worker join a generation; `part_of` returns the begin and end of its part of
+    so many samples.
     """
 
     def __init__(
@@ -28,11 +28,11 @@ class PartSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         self._enter()
-        low, high = self._part_of(self._length)
+        begin, end = self._part_of(self._length)
         if self._shuffle:
-            return iter((low + torch.randperm(high - low)).tolist())
-        return iter(range(low, high))
+            return iter((begin + torch.randperm(end - begin)).tolist())
+        return iter(range(begin, end))
 
     def __len__(self) -> int:
-        low, high = self._part_of(self._length)
-        return high - low
+        begin, end = self._part_of(self._length)
+        return end - begin

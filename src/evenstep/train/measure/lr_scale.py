@@ -27,7 +27,7 @@ class LrScale:
         """The current factor, or the one at the end of the warm-up."""
         return self._to
 
-    def aim(self, step: int, factor: float, over_steps: int = 0) -> None:
+    def set_target(self, step: int, factor: float, over_steps: int = 0) -> None:
         """Move to a factor from a step on, linearly over so many steps."""
         self._from, self._step = self.at(step), step
         self._to, self._over = factor, over_steps

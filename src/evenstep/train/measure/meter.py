@@ -1,7 +1,7 @@
-"""Compute time of a step on this worker, waiting on peers never counted.
+"""Compute time of a step on this worker, without waiting for other workers.
 
-The clock runs from the moment the batch is in hand to the moment the last local gradient is ready.
-On CUDA the moments are events on the stream, read a step later so that nothing waits for them.
+It runs from the moment the batch is in hand to the moment the last local gradient is ready. On CUDA
+these are events on the stream, read a step later so that the host need not wait for them.
 """
 
 from __future__ import annotations
@@ -12,116 +12,116 @@ from typing import Any, Protocol
 
 import torch
 
-LEAST_S = 1e-9
+MIN_S = 1e-9
 
 
 class Clock(Protocol):
-    """Marks moments, and says what lies between two of them."""
+    """Takes timestamps, and measures the seconds between two of them."""
 
-    late: bool  # whether moments are best read a step later
+    deferred: bool  # reading a timestamp at once would block
 
     def now(self) -> Any: ...
-    def between(self, earlier: Any, later: Any) -> float: ...
+    def elapsed_s(self, earlier: Any, later: Any) -> float: ...
 
 
 class HostClock:
-    """What the host does is done when it says so."""
+    """For the CPU, where work is complete when the call returns."""
 
-    late = False
+    deferred = False
 
     def now(self) -> float:
         return time.perf_counter()
 
-    def between(self, earlier: float, later: float) -> float:
+    def elapsed_s(self, earlier: float, later: float) -> float:
         return later - earlier
 
 
 class StreamClock:
-    """The host is ahead of its card: a moment is an event that the card passes when it gets there.
+    """For a GPU, which runs behind the host: timestamps are CUDA events.
 
-    To read one that the card has not passed yet is to wait for it.
+    Reading one blocks until the GPU has reached it.
     """
 
-    late = True
+    deferred = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        # Of the model's card: the thread that asks may have another one as its current device.
+        # The model's GPU: the calling thread's current device may be another one.
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def between(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
-        later.synchronize()  # elapsed_time itself does not wait: it raises
-        earlier.synchronize()  # it may be of another stream
+    def elapsed_s(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
+        later.synchronize()  # elapsed_time raises instead of waiting
+        earlier.synchronize()  # it may be on another stream
         return float(earlier.elapsed_time(later) / 1000)
 
 
 @dataclass(slots=True)
-class Lap:
-    """The moments of one step: a batch in hand, then gradients ready and sums there, in turns."""
+class StepTimes:
+    """Timestamps of one step: batch in hand, then gradients ready and reduced, alternating."""
 
-    marks: list[Any] = field(default_factory=list)
+    stamps: list[Any] = field(default_factory=list)
     samples: int = 0
-    waited_s: float = 0.0  # within passes
+    waited_s: float = 0.0  # for other workers in the middle of a pass
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it has had a backward pass."""
-        return len(self.marks) > 1
+    def has_backward(self) -> bool:
+        """Whether the step had a backward pass."""
+        return len(self.stamps) > 1
 
 
 class Meter:
-    """Marks the moments of a step.
+    """Measures the compute time and the wait time of each step.
 
-    On a card, seconds are those of the step before if it had as many samples; if not, as in the
-    first step and when shares change, the host waits for its card once.
+    On a GPU it reports the previous step's compute time if that had as many samples. Otherwise, in
+    the first step and when shares change, the host waits for its GPU once.
     """
 
     def __init__(self, device: torch.device, clock: Clock | None = None) -> None:
-        on_card = device.type == "cuda"
-        self._clock = clock or (StreamClock(device) if on_card else HostClock())
-        self._lap = Lap()
-        self._before: Lap | None = None
+        on_gpu = device.type == "cuda"
+        self._clock = clock or (StreamClock(device) if on_gpu else HostClock())
+        self._step = StepTimes()
+        self._previous: StepTimes | None = None
 
     def begin(self) -> None:
         """The batch is in hand."""
-        if self._lap.is_ready:
-            self._before = self._lap
-        self._lap = Lap([self._clock.now()])
+        if self._step.has_backward:
+            self._previous = self._step
+        self._step = StepTimes([self._clock.now()])
 
     def ready(self) -> None:
         """The last local gradient of a backward pass is ready."""
-        marks = self._lap.marks
-        if len(marks) % 2 == 0:  # the pass before was never reduced
-            del marks[-1:]
-        marks.append(self._clock.now())
+        stamps = self._step.stamps
+        if len(stamps) % 2 == 0:  # the previous pass was never reduced
+            del stamps[-1:]
+        stamps.append(self._clock.now())
 
     def reduced(self) -> None:
-        """The sums have arrived: what lies between is waiting."""
-        self._lap.marks.append(self._clock.now())
+        """The gradients are reduced: the time since `ready` was spent waiting."""
+        self._step.stamps.append(self._clock.now())
 
     def waited(self, seconds: float) -> None:
-        """Waiting on peers within a pass, as synchronised layers do."""
-        self._lap.waited_s += seconds
+        """Count time spent waiting for other workers in mid-pass, as in synchronised layers."""
+        self._step.waited_s += seconds
 
     def compute_s(self, samples: int) -> float:
-        """From the batch to the last gradient of a step with so many samples, waiting left out."""
-        self._lap.samples = samples
-        lap, before = self._lap, self._before
-        if self._clock.late and before is not None and before.samples == samples:
-            lap = before
-        return max(LEAST_S, self._sum(lap.marks) - lap.waited_s)
+        """Compute time of the step at hand, which has so many samples."""
+        self._step.samples = samples
+        step, previous = self._step, self._previous
+        if self._clock.deferred and previous is not None and previous.samples == samples:
+            step = previous
+        return max(MIN_S, self._sum(step.stamps) - step.waited_s)
 
     @property
     def wait_s(self) -> float:
-        """What the step before waited on peers."""
-        if self._before is None:
+        """How long the previous step waited for other workers."""
+        if self._previous is None:
             return 0.0
-        return self._sum(self._before.marks[1:]) + self._before.waited_s
+        return self._sum(self._previous.stamps[1:]) + self._previous.waited_s
 
-    def _sum(self, marks: list[Any]) -> float:
-        """Of every other stretch, from the first moment on."""
-        return sum(map(self._clock.between, marks[::2], marks[1::2]))
+    def _sum(self, stamps: list[Any]) -> float:
+        """The sum of every other interval, beginning with the first."""
+        return sum(map(self._clock.elapsed_s, stamps[::2], stamps[1::2]))

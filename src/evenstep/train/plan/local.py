@@ -63,7 +63,9 @@ class LocalPlanner:
             step=step.batch.step,
             generation=self._engine.cluster.generation,
             seconds=step.seconds,
-            reports=tuple(map(Report.of, step.reports, self._ids, *zip(*means, strict=True))),
+            reports=tuple(
+                map(Report.to_step_report, step.reports, self._ids, *zip(*means, strict=True))
+            ),
             grad_squared_norm=step.grad_squared_norm,
         )
         self._inbox.put((at_s, done))

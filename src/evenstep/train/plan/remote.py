@@ -22,7 +22,7 @@ class Coordination(Protocol):
     """The connection to the coordinator."""
 
     def take_plan(self, generation: int) -> NewPlan | None: ...
-    def tell(self, message: Stepped) -> None: ...
+    def send(self, message: Stepped) -> None: ...
 
 
 class Place(Protocol):
@@ -72,8 +72,10 @@ class RemotePlanner:
         if sampled is None:
             return
         means, quiet = sampled
-        reports = tuple(map(Report.of, step.reports, by.roster, *zip(*means, strict=True)))
-        self._control.tell(
+        reports = tuple(
+            map(Report.to_step_report, step.reports, by.roster, *zip(*means, strict=True))
+        )
+        self._control.send(
             Stepped(
                 generation=by.number,
                 step=step.batch.step,

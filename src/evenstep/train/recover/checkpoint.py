@@ -1,7 +1,7 @@
-"""Checkpoints: a copy in memory while training stands still, the file beside training.
+"""Checkpoints: the state is copied between two steps, and written to disk while training goes on.
 
-A file appears under its name only when all of it is on the disk, so the newest one is whole unless
-the disk itself lost something; its check sum tells. What is in it loads with `weights_only=True`.
+A file gets its final name only once all of it is on disk, so it is complete unless the disk itself
+lost data, which its checksum detects. It loads with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import torch
 from evenstep import __version__
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.failpoint import failpoint
-from evenstep.train.recover.flatten import bytes_of, places, put_together, take_apart
+from evenstep.train.recover.flatten import bytes_of, flatten, tensor_paths, unflatten
 from evenstep.train.recover.state import TrainingState
 
 log = logging.getLogger("evenstep")
 
 FORMAT = 1
 NAME = re.compile(r"step-(\d+)\.pt")
-CLOSE_S = 600.0
+CLOSE_S = 600.0  # for the last checkpoint to be written
 
 
 class CheckpointError(EvenstepError, ValueError):
@@ -45,7 +45,7 @@ class CheckpointError(EvenstepError, ValueError):
 
 
 class Checkpoint(NamedTuple):
-    """What was saved: `state.apply(checkpoint.tree)` goes on from it."""
+    """A loaded checkpoint: `state.apply(checkpoint.tree)` continues from it."""
 
     path: Path
     step: int
@@ -53,107 +53,107 @@ class Checkpoint(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A state in host memory, ours alone."""
+    """A copy of the state in host memory."""
 
     step: int
-    plan: bytes
+    structure: bytes
     tensors: list[torch.Tensor]
 
 
 class Checkpoints:
-    """The newest checkpoints of a run, in a folder. One worker saves, anyone may read."""
+    """The newest checkpoints of a run, in a folder. One worker saves, any worker may load."""
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         if keep < 1:
-            raise ConfigError("checkpoints", f"at least 1 must be kept, got {keep}")
+            raise ConfigError("checkpoints", f"must keep at least 1, got {keep}")
         self.folder, self.keep = folder, keep
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
-        self._waiting: Snapshot | None = None
-        self._spare: list[torch.Tensor] = []  # of the last snapshot, to be written over
-        self._told = ""  # what was logged last, so that a full disk is not logged at every save
+        self._pending: Snapshot | None = None
+        self._reusable: list[torch.Tensor] = []  # buffers of a snapshot that is not needed any more
+        self._logged = ""  # the last error, so that a full disk is not logged at every save
 
     def save(self, step: int, state: TrainingState) -> None:
-        """Copy the state, and write it while training goes on.
+        """Copy the state now, and write it in a thread.
 
-        One that still waits for an earlier one to be written is replaced.
+        A snapshot that is still waiting for an earlier one to be written is replaced.
         """
-        plan, tensors = state.take_apart()
+        structure, tensors = state.flatten()
         with self._lock:
-            spare = self._waiting.tensors if self._waiting is not None else self._spare
-            self._waiting, self._spare = None, []
-        snapshot = Snapshot(step, plan, _copy(tensors, spare))
+            reusable = self._pending.tensors if self._pending is not None else self._reusable
+            self._pending, self._reusable = None, []
+        snapshot = Snapshot(step, structure, _copy(tensors, reusable))
         with self._lock:
-            self._waiting = snapshot
+            self._pending = snapshot
             if self._writer is None:
-                # Not a daemon: a process that ends lets it finish.
+                # Not a daemon: it finishes writing when the process exits.
                 self._writer = threading.Thread(target=self._write_all, name="evenstep-checkpoint")
                 self._writer.start()
 
     def close(self) -> None:
-        """Wait until the last one is written."""
+        """Wait until the last checkpoint is written."""
         with self._lock:
             writer = self._writer
         if writer is not None:
             writer.join(CLOSE_S)
             if writer.is_alive():
-                log.warning("the last checkpoint is not written after %.0f s", CLOSE_S)
-        self._spare = []
+                log.warning("the last checkpoint is still not written after %.0f s", CLOSE_S)
+        self._reusable = []
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None if there is none."""
+        """The newest checkpoint that is intact; None if there is none."""
         for path in reversed(self._files()):
             try:
-                return load(path)
+                return load_checkpoint(path)
             except CheckpointError as e:
-                log.warning("%s; an older one is looked for", e)
+                log.warning("%s; trying an older checkpoint", e)
         return None
 
     def age_s(self) -> float:
-        """How long ago the newest one was written, whoever did; inf: there is none."""
+        """How long ago the newest one was written, by any worker; inf: there is none."""
         try:
             written_s = self._files()[-1].stat().st_mtime
-            return max(0.0, time.time() - written_s)  # noqa: TID251 - files go by the wall clock
+            return max(0.0, time.time() - written_s)  # noqa: TID251 - files have wall-clock times
         except (IndexError, OSError):
             return math.inf
 
     def _files(self) -> list[Path]:
-        """Whole checkpoints by their names, oldest first."""
+        """Checkpoint files, oldest first."""
         try:
             found = [p for p in self.folder.iterdir() if NAME.fullmatch(p.name)]
         except OSError:
             return []
-        return sorted(found, key=_step)
+        return sorted(found, key=_step_of)
 
     def _write_all(self) -> None:
         while True:
             with self._lock:
-                snapshot, self._waiting = self._waiting, None
+                snapshot, self._pending = self._pending, None
                 if snapshot is None:
                     self._writer = None
                     return
             try:
                 self._write(snapshot)
-                self._told = ""
-            except Exception as e:  # a full disk must not end training, nor anything else in here
-                told = _cause(e)
-                if told != self._told:
-                    log.warning("checkpoint of step %d not written: %s", snapshot.step, told)
-                self._told = told
+                self._logged = ""
+            except Exception as e:  # training goes on without it, for example on a full disk
+                problem = _root_cause(e)
+                if problem != self._logged:
+                    log.warning("checkpoint of step %d not written: %s", snapshot.step, problem)
+                self._logged = problem
             with self._lock:
-                self._spare = snapshot.tensors
+                self._reusable = snapshot.tensors
 
     def _write(self, snapshot: Snapshot) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob("*.part"):  # of a process that was killed while writing
+        for leftover in self.folder.glob("*.part"):  # from a process killed while writing
             leftover.unlink(missing_ok=True)
         failpoint("checkpoint")
         content = {
             "format": FORMAT,
             "evenstep": __version__,
             "step": snapshot.step,
-            "check": _check_sum(snapshot.plan, snapshot.tensors),
-            "state": put_together(snapshot.plan, snapshot.tensors),
+            "check": _checksum(snapshot.structure, snapshot.tensors),
+            "state": unflatten(snapshot.structure, snapshot.tensors),
         }
         part = self.folder / f"step-{snapshot.step:08}.{os.getpid()}.part"
         try:
@@ -165,87 +165,88 @@ class Checkpoints:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        _sync(self.folder)
-        # Later ones are there if they could not be read and the run went back: they do not count.
-        files = [path for path in self._files() if _step(path) <= snapshot.step]
+        _sync_folder(self.folder)
+        # Later ones exist if they were damaged and the run resumed from an older one: ignore them.
+        files = [path for path in self._files() if _step_of(path) <= snapshot.step]
         for old in files[: -self.keep]:
             old.unlink(missing_ok=True)
 
 
-def load(path: Path) -> Checkpoint:
-    """One checkpoint, checked whole. Raises CheckpointError if it is not."""
-    with _naming(path):
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Load a checkpoint and verify its checksum. Raises CheckpointError if it is damaged."""
+    with _reading(path):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        kind = content["format"]
-    if kind != FORMAT:  # not damage: to pass it over would be to begin anew
-        raise ConfigError(str(path), f"is of format {kind}; this evenstep reads {FORMAT}")
-    with _naming(path):
+        version = content["format"]
+    if version != FORMAT:  # not damage: skipping it would restart the run from scratch
+        raise ConfigError(str(path), f"has format {version}; this evenstep reads format {FORMAT}")
+    with _reading(path):
         step, check = content["step"], content["check"]
-        plan, tensors = take_apart(content["state"])
-        whole = check == _check_sum(plan, tensors)
-    if not whole:
-        raise CheckpointError(str(path), "is damaged: its check sum is wrong")
-    # Models are copied from the file; what things keep must not hang on it.
-    ours = [
-        tensor if place[0] == "models" else tensor.clone()
-        for place, tensor in zip(places(plan), tensors, strict=True)
+        structure, tensors = flatten(content["state"])
+        intact = check == _checksum(structure, tensors)
+    if not intact:
+        raise CheckpointError(str(path), "is damaged: its checksum does not match")
+    # `apply` copies the models' tensors and keeps the others, which must not depend on the file.
+    own = [
+        tensor if tensor_path[0] == "models" else tensor.clone()
+        for tensor_path, tensor in zip(tensor_paths(structure), tensors, strict=True)
     ]
-    return Checkpoint(path, step, put_together(plan, ours))
+    return Checkpoint(path, step, unflatten(structure, own))
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as e:  # zip, pickle, end of file, missing names: whatever damage brings
-        first = str(e).partition("\n")[0]
-        raise CheckpointError(str(path), f"cannot be read: {type(e).__name__}: {first}") from e
+    except Exception as e:  # damage shows as almost any error: zip, pickle, EOF, a missing key
+        first_line = str(e).partition("\n")[0]
+        problem = f"cannot be read: {type(e).__name__}: {first_line}"
+        raise CheckpointError(str(path), problem) from e
 
 
-def _copy(tensors: Sequence[torch.Tensor], spare: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies on the host, in memory that was used before where it fits: new memory is slower."""
-    rooms = dict(enumerate(spare))
+def _copy(tensors: Sequence[torch.Tensor], reusable: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy to host memory, into reusable buffers where they fit: fresh memory is slower."""
+    buffers = dict(enumerate(reusable))
     copies = []
     for i, tensor in enumerate(tensors):
-        room = rooms.pop(i, None)
-        if room is None or room.shape != tensor.shape or room.dtype != tensor.dtype:
-            room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-        copies.append(room.copy_(tensor, non_blocking=tensor.is_cuda))
+        buffer = buffers.pop(i, None)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        copies.append(buffer.copy_(tensor, non_blocking=tensor.is_cuda))
     _synchronise(tensor.device for tensor in tensors)
     return copies
 
 
 def _synchronise(devices: Iterable[torch.device]) -> None:
-    """Wait until copies from these devices are there; those from a CPU are already."""
+    """Wait for the copies from GPUs to complete."""
     for device in {device for device in devices if device.type == "cuda"}:
         torch.cuda.synchronize(device)
 
 
-def _check_sum(plan: bytes, tensors: Sequence[torch.Tensor]) -> int:
-    total = zlib.crc32(plan)
+def _checksum(structure: bytes, tensors: Sequence[torch.Tensor]) -> int:
+    crc = zlib.crc32(structure)
     for tensor in tensors:
-        total = zlib.crc32(bytes_of(tensor.contiguous()).numpy().data, total)
-    return total
+        crc = zlib.crc32(bytes_of(tensor.contiguous()).numpy().data, crc)
+    return crc
 
 
-def _cause(error: BaseException) -> str:
-    """What went wrong first: torch raises errors of its own on top of a full disk."""
+def _root_cause(error: BaseException) -> str:
+    """The first error in the chain: torch raises its own on top of a full disk's."""
     while error.__context__ is not None:
         error = error.__context__
     return f"{type(error).__name__}: {error}"
 
 
-def _step(path: Path) -> int:
+def _step_of(path: Path) -> int:
     found = NAME.fullmatch(path.name)
     assert found is not None
     return int(found[1])
 
 
-def _sync(folder: Path) -> None:
-    """Make a rename last."""
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable."""
     file = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # not every file system can
+        with suppress(OSError):  # not every file system supports it
             os.fsync(file)
     finally:
         os.close(file)

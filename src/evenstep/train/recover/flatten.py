@@ -1,7 +1,6 @@
-"""State as people keep it, nested dicts and lists around tensors, taken apart and put together.
+"""Flatten a nested state into its tensors and a msgpack description of its structure, and back.
 
-The structure becomes a few bytes of plain values, the tensors a list. Nothing is pickled, so that
-what comes from a peer can only ever be data.
+Nothing is pickled, so a state received from another worker can only ever be data.
 """
 
 from __future__ import annotations
@@ -17,57 +16,57 @@ import torch
 
 from evenstep.errors import ConfigError, InvalidInputError
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 MAPPINGS: dict[type, str] = {dict: "dict", Counter: "counter", OrderedDict: "ordered"}
 SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", torch.Size: "size"}
-MAKES: dict[str, Any] = {name: kind for kind, name in (MAPPINGS | SEQUENCES).items()}
+CONTAINERS: dict[str, Any] = {tag: kind for kind, tag in (MAPPINGS | SEQUENCES).items()}
 
 
-def take_apart(state: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """The structure of a state as bytes, and its tensors, as they are and in order.
+def flatten(state: Any) -> tuple[bytes, list[torch.Tensor]]:
+    """The structure of a state as bytes, and its tensors (not copies), in order.
 
-    Equal states have equal structures, in any process. Numbers of numpy become plain ones. What
-    cannot be handed over is refused by the path to it.
+    Equal states have equal structures, in any process. NumPy scalars become Python numbers. A value
+    of an unsupported type raises a ConfigError that names the path to it.
     """
     tensors: list[torch.Tensor] = []
     try:
-        return msgspec.msgpack.encode(_fold(state, "", tensors)), tensors
+        return msgspec.msgpack.encode(_encode(state, "", tensors)), tensors
     except RecursionError:
-        raise ConfigError("state", "is nested too deeply, or holds itself") from None
+        raise ConfigError("state", "is nested too deeply, or contains itself") from None
     except UnicodeEncodeError as e:
         raise ConfigError("state", f"has text that is not Unicode: {e.object!r}") from None
 
 
-def put_together(plan: bytes, tensors: Sequence[Any]) -> Any:
-    """The state again, with these tensors in their places, or with what stands for them."""
-    with _refusing():
-        return _unfold(msgspec.msgpack.decode(plan), tensors)
+def unflatten(structure: bytes, tensors: Sequence[Any]) -> Any:
+    """The state again, with these tensors, or any stand-ins for them."""
+    with _invalid_input():
+        return _decode(msgspec.msgpack.decode(structure), tensors)
 
 
-def places(plan: bytes) -> list[Path]:
-    """The paths to the tensors, in their order. No two are the same."""
-    with _refusing():
-        return [path for _, path in sorted(_places(msgspec.msgpack.decode(plan), ()))]
+def tensor_paths(structure: bytes) -> list[KeyPath]:
+    """The paths to the tensors, in their order. No two are equal."""
+    with _invalid_input():
+        return [path for _, path in sorted(_find_tensors(msgspec.msgpack.decode(structure), ()))]
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, flat and as bytes."""
-    # Not view(-1): a single number may have any stride.
+    """A flat view of a contiguous tensor's memory as bytes."""
+    # Not view(-1): a tensor of one element may have any stride.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _invalid_input() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as e:
-        raise InvalidInputError("plan", f"is not the structure of a state: {e}") from None
+        raise InvalidInputError("state", f"has an invalid structure: {e}") from None
 
 
-def _fold(x: Any, path: str, tensors: list[torch.Tensor]) -> Any:
-    """`x` as plain values: what is not a value of msgpack is a list that begins with a tag."""
+def _encode(x: Any, path: str, tensors: list[torch.Tensor]) -> Any:
+    """`x` as msgpack values; a type that msgpack lacks becomes a list that begins with a tag."""
     kind = type(x)
     if x is None or kind in (bool, float, str, bytes):
         return x
@@ -79,42 +78,42 @@ def _fold(x: Any, path: str, tensors: list[torch.Tensor]) -> Any:
         tensors.append(x.detach())
         return ["tensor", len(tensors) - 1]
     if kind in SEQUENCES:
-        items = [_fold(v, _join(path, i), tensors) for i, v in enumerate(x)]
+        items = [_encode(v, _join(path, i), tensors) for i, v in enumerate(x)]
         return [SEQUENCES[kind], items]
     if kind in MAPPINGS:
         for key in x:
             if type(key) not in (str, int):
-                raise _refusal(path, key, "as a key")
-        keys = [_fold(key, path, tensors) for key in x]
-        values = [_fold(value, _join(path, key), tensors) for key, value in x.items()]
-        # What a module's state_dict says of its versions.
-        about = _fold(getattr(x, "_metadata", None), _join(path, "_metadata"), tensors)
-        return [MAPPINGS[kind], keys, values, *([] if about is None else [about])]
+                raise _unsupported(path, key, " as a key")
+        keys = [_encode(key, path, tensors) for key in x]
+        values = [_encode(value, _join(path, key), tensors) for key, value in x.items()]
+        # The versions in a module's state_dict.
+        metadata = _encode(getattr(x, "_metadata", None), _join(path, "_metadata"), tensors)
+        return [MAPPINGS[kind], keys, values, *([] if metadata is None else [metadata])]
     if kind is set:
-        # In an order that does not change from process to process.
-        items = [_fold(v, path, tensors) for v in x]
+        # Sorted, since the order of a set differs between processes.
+        items = [_encode(v, path, tensors) for v in x]
         return ["set", sorted(items, key=msgspec.msgpack.encode)]
     if kind in (torch.dtype, torch.device):
         return [kind.__name__, str(x).removeprefix("torch.")]
-    raise _refusal(path, x)
+    raise _unsupported(path, x)
 
 
-def _unfold(x: Any, tensors: Sequence[Any]) -> Any:
+def _decode(x: Any, tensors: Sequence[Any]) -> Any:
     match x:
         case ["int", digits]:
             return int(digits, 16)
-        case ["tensor", place]:
-            return tensors[place]
-        case ["list" | "tuple" | "size" as kind, items]:
-            return MAKES[kind](_unfold(v, tensors) for v in items)
-        case ["dict" | "counter" | "ordered" as kind, keys, values, *about]:
+        case ["tensor", index]:
+            return tensors[index]
+        case ["list" | "tuple" | "size" as tag, items]:
+            return CONTAINERS[tag](_decode(v, tensors) for v in items)
+        case ["dict" | "counter" | "ordered" as tag, keys, values, *metadata]:
             pairs = zip(keys, values, strict=True)
-            made = MAKES[kind]({_unfold(k, ()): _unfold(v, tensors) for k, v in pairs})
-            if about:
-                made._metadata = _unfold(about[0], tensors)
-            return made
+            mapping = CONTAINERS[tag]({_decode(k, ()): _decode(v, tensors) for k, v in pairs})
+            if metadata:
+                mapping._metadata = _decode(metadata[0], tensors)
+            return mapping
         case ["set", items]:
-            return {_unfold(v, tensors) for v in items}
+            return {_decode(v, tensors) for v in items}
         case ["dtype", name] if isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         case ["device", name]:
@@ -124,29 +123,29 @@ def _unfold(x: Any, tensors: Sequence[Any]) -> Any:
     return x
 
 
-def _places(x: Any, path: Path) -> Iterator[tuple[int, Path]]:
+def _find_tensors(x: Any, path: KeyPath) -> Iterator[tuple[int, KeyPath]]:
     match x:
-        case ["tensor", place]:
-            yield place, path
+        case ["tensor", index]:
+            yield index, path
         case ["list" | "tuple" | "set", items]:
             for i, item in enumerate(items):
-                yield from _places(item, (*path, i))
+                yield from _find_tensors(item, (*path, i))
         case ["dict" | "counter" | "ordered", keys, values, *_]:
             for key, value in zip(keys, values, strict=True):
-                yield from _places(value, (*path, _unfold(key, ())))
+                yield from _find_tensors(value, (*path, _decode(key, ())))
 
 
 def _join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _refusal(path: str, x: Any, where: str = "") -> ConfigError:
+def _unsupported(path: str, x: Any, role: str = "") -> ConfigError:
     name = type(x).__name__
     if isinstance(x, torch.Tensor):
         name = f"{x.layout} {name}".removeprefix("torch.")
-    one = "an" if name[0].lower() in "aeiou" else "a"
+    article = "an" if name[0].lower() in "aeiou" else "a"
     return ConfigError(
         path or "state",
-        f"{one} {name} cannot be handed over{' ' if where else ''}{where}; "
-        "keep tensors, numbers, text, lists and mappings in a state_dict",
+        f"{article} {name} cannot be serialised{role}; "
+        "keep only tensors, numbers, text, lists and mappings in a state_dict",
     )

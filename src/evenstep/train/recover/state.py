@@ -1,4 +1,4 @@
-"""What a worker's training consists of: collected in one way, for joiners and for checkpoints."""
+"""A worker's training state, collected in the same way for joiners and for checkpoints."""
 
 from __future__ import annotations
 
@@ -8,70 +8,71 @@ from typing import Any, Protocol
 import torch
 
 from evenstep.errors import ConfigError
-from evenstep.train.recover.flatten import take_apart
+from evenstep.train.recover.flatten import flatten
 
-COMPILED = "_orig_mod."  # in the names of a model that went through torch.compile
+COMPILED = "_orig_mod."  # torch.compile puts it into the names of a model's tensors
 
 
 class Stateful(Protocol):
-    """An optimizer, a schedule, a scaler, or what else is registered."""
+    """An optimizer, a scheduler, a GradScaler, or any object that the script registered."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
 
 
 class TrainingState:
-    """Models, things with a `state_dict`, and plain values: numbers, text, tensors.
+    """Models, objects with a `state_dict`, and plain values: numbers, text, tensors.
 
-    `plain` is set by whoever collects, and replaced by `apply`.
+    Set `plain` before collecting; `apply` replaces it.
     """
 
     def __init__(
         self,
         models: Mapping[str, torch.nn.Module],
-        things: Mapping[str, Stateful],
+        stateful: Mapping[str, Stateful],
         plain: dict[str, Any],
     ) -> None:
-        self.models, self.things, self.plain = models, things, plain
-        self.torn = False  # a mixture of two states: good for nothing until it is applied to
+        self.models, self.stateful, self.plain = models, stateful, plain
+        self.torn = False  # partly overwritten: unusable until `apply` succeeds
 
     def collect(self, *, grads: bool = False) -> dict[str, Any]:
-        """Everything as one tree, with the tensors themselves in it, not copies."""
+        """Everything as one tree, holding the tensors themselves, not copies."""
         tree = {
             "models": {name: dict(_tensors(model)) for name, model in self.models.items()},
-            "things": {name: thing.state_dict() for name, thing in self.things.items()},
+            "things": {name: obj.state_dict() for name, obj in self.stateful.items()},
             "plain": self.plain,
         }
         if grads:
             tree["grads"] = {name: dict(_grads(model)) for name, model in self.models.items()}
         return tree
 
-    def take_apart(self, *, grads: bool = False) -> tuple[bytes, list[torch.Tensor]]:
-        """Structure and tensors of what `collect` gives; what cannot be kept is refused by name."""
+    def flatten(self, *, grads: bool = False) -> tuple[bytes, list[torch.Tensor]]:
+        """The structure and the tensors of `collect()`; unsupported values raise by name."""
         try:
-            return take_apart(self.collect(grads=grads))
+            return flatten(self.collect(grads=grads))
         except ConfigError as e:
             raise ConfigError(e.field.removeprefix("things."), e.problem) from None
 
     def check(self, tree: Mapping[str, Any]) -> None:
-        """Refuse what was collected from other models or things, naming the first that differs."""
-        _same_names("", tree["things"], self.things)
-        _same_names("", tree["models"], self.models)
-        for name, thing in self.things.items():
-            _check_scaler(name, thing, tree["things"][name])
+        """Refuse a tree of different models or objects, naming the first difference."""
+        _check_names("", tree["things"], self.stateful)
+        _check_names("", tree["models"], self.models)
+        for name, obj in self.stateful.items():
+            _check_scaler(name, obj, tree["things"][name])
         for name, model in self.models.items():
-            mine, theirs = dict(_tensors(model)), tree["models"][name]
-            _same_names(f"{name}.", theirs, mine)
-            for key, tensor in mine.items():
-                ours, other = _told(tensor), _told(theirs[key])
-                if ours != other:
+            ours, theirs = dict(_tensors(model)), tree["models"][name]
+            _check_names(f"{name}.", theirs, ours)
+            for key, tensor in ours.items():
+                here, in_run = _describe(tensor), _describe(theirs[key])
+                if here != in_run:
                     raise ConfigError(
-                        f"{name}.{key}", f"is {ours} here, {other} in the run; build the same model"
+                        f"{name}.{key}",
+                        f"is {here} here, {in_run} in the run; build the same model",
                     )
 
     @torch.no_grad()
     def apply(self, tree: Mapping[str, Any]) -> None:
-        """Become what was collected. Parameters and buffers are written in place.
+        """Take over a collected state. Parameters and buffers are written in place.
 
         The other tensors of the tree are kept, not copied. Gradients are replaced if it has any.
         """
@@ -86,11 +87,11 @@ class TrainingState:
                 for key, param in _params(model):
                     grad = tree["grads"][name].get(key)
                     param.grad = None if grad is None else grad.to(param.device)
-        for name, thing in self.things.items():
+        for name, obj in self.stateful.items():
             try:
-                thing.load_state_dict(tree["things"][name])
+                obj.load_state_dict(tree["things"][name])
             except (ValueError, KeyError, RuntimeError) as e:
-                raise ConfigError(name, f"does not take the run's state: {e}") from e
+                raise ConfigError(name, f"cannot load the run's state: {e}") from e
         self.plain = dict(tree["plain"])
         self.torn = False
 
@@ -100,7 +101,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, param.detach()
     for name, buffer in model.named_buffers():
         for dim, stride in enumerate(buffer.stride()):
-            if stride == 0 and buffer.shape[dim] > 1:  # expanded: one number in many places
+            if stride == 0 and buffer.shape[dim] > 1:  # expanded: it is one element in memory
                 buffer = buffer.narrow(dim, 0, 1)
         yield name.replace(COMPILED, ""), buffer.detach()
 
@@ -116,23 +117,23 @@ def _params(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
         yield name.replace(COMPILED, ""), param
 
 
-def _check_scaler(name: str, thing: Any, state: Mapping[str, Any]) -> None:
-    """Raise where load_state_dict would be ignored: a disabled GradScaler does that silently."""
-    if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() != bool(state):
-        here, there = ("enabled", "disabled") if thing.is_enabled() else ("disabled", "enabled")
+def _check_scaler(name: str, obj: Any, state: Mapping[str, Any]) -> None:
+    """Raise if a GradScaler is enabled on one side only: load_state_dict would ignore the state."""
+    if isinstance(obj, torch.amp.GradScaler) and obj.is_enabled() != bool(state):
+        here, in_run = ("enabled", "disabled") if obj.is_enabled() else ("disabled", "enabled")
         raise ConfigError(
-            name, f"is {here} here but {there} in the run; use the same enabled= on every worker"
+            name, f"is {here} here but {in_run} in the run; use the same enabled= on every worker"
         )
 
 
-def _same_names(path: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+def _check_names(prefix: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     for name in theirs:
-        if name not in mine:
-            raise ConfigError(f"{path}{name}", "is in the run's state, but not here")
-    for name in mine:
+        if name not in ours:
+            raise ConfigError(f"{prefix}{name}", "is in the run's state, but not in this process")
+    for name in ours:
         if name not in theirs:
-            raise ConfigError(f"{path}{name}", "is here, but not in the run's state")
+            raise ConfigError(f"{prefix}{name}", "is in this process, but not in the run's state")
 
 
-def _told(tensor: torch.Tensor) -> str:
+def _describe(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

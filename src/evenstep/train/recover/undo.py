@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from evenstep.train.recover.flatten import put_together
+from evenstep.train.recover.flatten import unflatten
 from evenstep.train.recover.random_state import card_random, set_card_random
 from evenstep.train.recover.state import TrainingState
 
@@ -53,8 +53,8 @@ class Undo:
 
     def save_everything(self, state: TrainingState) -> None:
         """An optimizer is about to step, and the training step may still turn out void."""
-        plan, tensors = state.take_apart()
-        self._everything = state, plan, [tensor.clone() for tensor in tensors]
+        structure, tensors = state.flatten()
+        self._everything = state, structure, [tensor.clone() for tensor in tensors]
 
     def save_registered(self, objects: Iterable[Any]) -> None:
         """The step is void: undo what the rest of the loop does to these objects.
@@ -72,8 +72,8 @@ class Undo:
         drops them.
         """
         if self._everything is not None:
-            state, plan, tensors = self._everything
-            state.apply(put_together(plan, [tensor.clone() for tensor in tensors]))
+            state, structure, tensors = self._everything
+            state.apply(unflatten(structure, [tensor.clone() for tensor in tensors]))
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._saved_buffers)
         for param, grad in zip(self._params, self._grads, strict=False):

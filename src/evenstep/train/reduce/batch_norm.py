@@ -1,10 +1,9 @@
-"""Batch normalisation over uneven workers: synchronised by count, or local and averaged by share.
+"""Batch normalisation over uneven workers: synchronised, or local and averaged by share.
 
-With `SyncNorm` outputs, gradients and running statistics are those of one process with the union of
-all shares. It takes one sum over the group forward and one backward. These want a group of their
-own: on that of the gradients they would queue behind whole buckets, and a worker without a gradient
-for some parameter starts its buckets later than the others, which would match sums that do not
-belong together.
+With `SyncNorm`, outputs, gradients and running statistics equal those of one process that has all
+workers' samples. It costs one all-reduce forward and one backward, on a group of their own. On the
+gradients' group they would queue behind whole buckets; and a worker that lacks a gradient starts
+its buckets later than the others, so all-reduces of layers and of buckets would be mixed up.
 """
 
 from __future__ import annotations
@@ -23,160 +22,167 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.comm.group import Group, GroupGoneError
 
-PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+CONVERTIBLE = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @dataclass(slots=True)
-class Link:
+class SyncContext:
     """Connects the BatchNorm layers of a model and its copies to the process group.
 
     The group is replaced when the roster changes, and None once the session is closed.
     """
 
     group: Group | None
-    weight_of: Callable[[], float]  # what this worker's mean loss counts for in the step at hand
-    on_wait: Callable[[float], None]  # told the seconds that each sum took
-    on_lost: Callable[[GroupGoneError], None] | None = None  # makes the step void; else it raises
-    is_void: Callable[[], bool] = lambda: False  # whether the step at hand does not count
-    # Kept out of compiled graphs; only now, since the compiler takes a second to import.
-    normalise: Callable[[SyncNorm, Tensor, Link, Group], Tensor] = field(
+    weight_of: Callable[[], float]  # the weight of this worker's mean loss in this step
+    on_wait: Callable[[float], None]  # called with the seconds that each all-reduce took
+    on_lost: Callable[[GroupGoneError], None] | None = None  # makes the step void; None: raise
+    is_void: Callable[[], bool] = lambda: False
+    # Excluded from compiled graphs. Not at import time: the compiler takes a second to import.
+    normalise: Callable[[SyncNorm, Tensor, SyncContext, Group], Tensor] = field(
         default_factory=lambda: torch.compiler.disable(_normalise)
     )
 
     def sum(self, values: Tensor, group: Group) -> Tensor:
-        """The sum over the group, staged through its device if it is another one."""
+        """All-reduce over the group, staged through the group's device if that is another one."""
         if self.group is None:
             raise EvenstepError(
                 "a backward pass through a synchronised BatchNorm after the session was closed: "
                 "the other workers do not take part any more. Call backward before "
                 "session.close()."
             )
-        if group.is_closed or self.is_void():  # a worker was lost: the step does not count
-            return torch.full_like(values, 2.0)
-        here = values.to(group.device)  # from a card, this waits for its work: no peer's fault
+        if group.is_closed or self.is_void():
+            return _void_sums(values)
+        staged = values.to(group.device)  # blocks on this worker's own GPU: not waiting for others
         began_s = time.perf_counter()
         try:
-            summed = group.sum(here).to(values.device)
+            summed = group.sum(staged).to(values.device)
         except GroupGoneError as e:
             if self.on_lost is None:
                 raise
             self.on_lost(e)
-            return torch.full_like(values, 2.0)  # anything finite: the step does not count
-        if group.device.type == "cpu":  # a card's own waiting is not seen from the host
+            return _void_sums(values)
+        if group.device.type == "cpu":  # else the wait is on the GPU, unseen by the host
             self.on_wait(time.perf_counter() - began_s)
         return summed
 
-    def __deepcopy__(self, memo: Any) -> Link:
+    def __deepcopy__(self, memo: Any) -> SyncContext:
         return self  # a copy of the model is trained by the same workers
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a saved model is tied to nobody: plain BatchNorm once loaded
+        return type(None), ()  # a saved model has no group: plain BatchNorm once loaded
 
 
 class SyncNorm(_BatchNorm):
     """BatchNorm that in training normalises by the statistics of all workers' samples together.
 
-    A worker whose weight is zero has a stand-in for a batch: it is normalised, and counts nothing.
-    In evaluation, alone, after the session's end, or once saved and loaded this is plain BatchNorm;
-    so is its `state_dict`.
+    A worker with weight zero has a stand-in batch, which is normalised but does not count. The
+    layer is plain BatchNorm in evaluation, with a single worker, after the session, and once saved
+    and loaded; its `state_dict` always is.
     """
 
-    link: Link | None = None
+    context: SyncContext | None = None
 
     @property
     def group(self) -> Group | None:
-        """The workers whose samples are normalised together; None: this one's alone."""
-        return None if self.link is None else self.link.group
+        """The group to synchronise over; None: this worker's samples only."""
+        return None if self.context is None else self.context.group
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected an input of 2 dimensions or more, got {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise a batch. In training, all workers do so in the same order."""
-        link, group = self.link, self.group
-        if not self.training or link is None or group is None or group.world == 1:
+        """Normalise a batch. In training, all workers call their layers in the same order."""
+        context, group = self.context, self.group
+        if not self.training or context is None or group is None or group.world == 1:
             return super().forward(input)
         self._check_input_dim(input)
-        return link.normalise(self, input, link, group)
+        return context.normalise(self, input, context, group)
 
     @torch.no_grad()
-    def track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Take a step's statistics into the running ones, as plain BatchNorm would."""
+    def update_running_stats(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        """Update the running statistics by those of a step, as plain BatchNorm would."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         unbiased = var * (count / (count - 1))
-        for kept, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-            kept.mul_(1 - rate).add_(new.to(kept), alpha=rate)
+        for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+            running.mul_(1 - rate).add_(new.to(running), alpha=rate)
 
 
-def _normalise(layer: SyncNorm, x: Tensor, link: Link, group: Group) -> Tensor:
-    weight = link.weight_of()
-    mean, var, count = _union(x, weight > 0, link, group)
+def _void_sums(values: Tensor) -> Tensor:
+    """Any finite numbers that the layers can compute with: the step does not count."""
+    return torch.full_like(values, 2.0)
+
+
+def _normalise(layer: SyncNorm, x: Tensor, context: SyncContext, group: Group) -> Tensor:
+    weight = context.weight_of()
+    mean, var, count = _global_stats(x, weight > 0, context, group)
     if layer.track_running_stats:
-        layer.track(mean, var, count)
-    normal: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
-        x, layer.weight, layer.bias, mean, var, count, weight, layer.eps, link, group
+        layer.update_running_stats(mean, var, count)
+    out: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
+        x, layer.weight, layer.bias, mean, var, count, weight, layer.eps, context, group
     )
-    return normal
+    return out
 
 
 @torch.no_grad()
-def _union(x: Tensor, counts: bool, link: Link, group: Group) -> tuple[Tensor, Tensor, Tensor]:
+def _global_stats(
+    x: Tensor, counts: bool, context: SyncContext, group: Group
+) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, biased variance and count per channel of all workers' inputs, in double precision.
 
-    Each worker's own variance is taken from the deviations from its own mean, in its own precision:
-    only means are squared here, and double precision holds those.
+    Each worker computes its own variance around its own mean, in the precision of its input. Only
+    means are squared here, for which double precision is enough.
     """
     channels = x.size(1)
     sums = x.new_zeros(2 * channels + 1, dtype=torch.float64)
-    if counts:  # not a product with zero: what nobody counts may be NaN
+    if counts:  # not multiplied by zero: a stand-in may be NaN
         # Four to ten times as fast on a CPU as torch.var_mean over the same dimensions.
-        own_mean, own_var = torch.batch_norm_update_stats(_wide(x), None, None, 0.0)
+        own_mean, own_var = torch.batch_norm_update_stats(_upcast(x), None, None, 0.0)
         own_mean, own_var = own_mean.double(), own_var.double()
         torch.cat([own_mean, own_var + own_mean**2], out=sums[1:])
         sums[0] = 1.0
         sums *= x.numel() // channels
-    sums = link.sum(sums, group)
+    sums = context.sum(sums, group)
     count = sums[0]
-    # On a CUDA device the look at the count would make the host wait.
+    # Not on CUDA: reading the count would block the host.
     if group.device.type == "cpu" and count < 2:
-        _refuse(int(count))
+        _raise_too_few(int(count))
     mean, square = (sums[1:] / count).chunk(2)
     return mean, (square - mean**2).clamp_(min=0), count
 
 
-def _refuse(count: int) -> NoReturn:
+def _raise_too_few(count: int) -> NoReturn:
     if count == 0:
         raise EvenstepError(
             "a synchronised BatchNorm was called in training mode while no worker had a batch. "
-            "Call it within the loader's loop, or call model.eval() first."
+            "Call it inside the loop over the loader, or call model.eval() first."
         )
     raise ValueError(
         "expected more than 1 value per channel when training, got 1 over all workers. "
-        "Raise the batch, or give the loader drop_last=True."
+        "Use a larger batch, or pass drop_last=True to the loader."
     )
 
 
-def _wide(x: Tensor) -> Tensor:
-    """Half precision is for keeping, not for sums."""
+def _upcast(x: Tensor) -> Tensor:
+    """At least single precision: half precision is too coarse for sums."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class _Normalise(torch.autograd.Function):
     """Normalise by statistics that depend on the inputs of all workers.
 
-    With the mean loss l_i of worker i counting for w_i, the union's loss is L = sum w_i l_i / W.
-    Its gradient for an input of worker i, n inputs a channel, x̂ the normalised input, is
+    Let worker i have mean loss l_i with weight w_i; the loss of all samples is L = sum w_i l_i / W.
+    Its gradient for an input x of worker i, with n inputs per channel and x̂ normalised, is
 
         dL/dx = (gamma / sigma) (dL/dy - (1/n) sum dL/dy - (x̂/n) sum (dL/dy x̂))
 
-    where dL/dy = (w_j / W) dl_j/dy on each worker j, and the sums go over all of them. The reducer
-    multiplies what worker i returns by w_i / W, so it returns dL/dx W / w_i: W cancels, and each
-    worker need only know its own weight.
+    where dL/dy = (w_j / W) dl_j/dy on worker j, and the sums run over all workers. The reducer
+    multiplies the gradients of worker i by w_i / W, so `backward` returns dL/dx W / w_i. Then W
+    cancels, and each worker needs only its own weight.
     """
 
     @staticmethod
@@ -190,13 +196,13 @@ class _Normalise(torch.autograd.Function):
         count: Tensor,
         weight: float,
         eps: float,
-        link: Link,
+        context: SyncContext,
         group: Group,
     ) -> Tensor:
-        wide = _wide(x)
+        wide = _upcast(x)
         mean, var = mean.to(wide), var.to(wide)
         ctx.save_for_backward(x, gamma, mean, var, count)
-        ctx.weight, ctx.eps, ctx.link, ctx.group = weight, eps, link, group
+        ctx.weight, ctx.eps, ctx.context, ctx.group = weight, eps, context, group
         scale, shift = (None if p is None else p.to(wide) for p in (gamma, beta))
         return batch_norm(wide, mean, var, scale, shift, False, 0.0, eps).to(x.dtype)
 
@@ -204,25 +210,25 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, mean, var, count = ctx.saved_tensors
-        wide, eps = _wide(x), ctx.eps
+        wide, eps = _upcast(x), ctx.eps
         scale = torch.ones_like(mean) if gamma is None else gamma.to(wide)
         mask = [ctx.needs_input_grad[0], True, True]
-        # As if the statistics were constants: (gamma/sigma) dl/dy, sum (dl/dy x̂), sum dl/dy.
+        # With the statistics held constant: (gamma/sigma) dl/dy, sum (dl/dy x̂), sum dl/dy.
         dx, dgamma, dbeta = torch.ops.aten.native_batch_norm_backward(
             grads[0].to(wide), wide, scale, mean, var, None, None, False, eps, mask
         )
         if ctx.needs_input_grad[0]:
             own = torch.cat([dgamma, dbeta]).double()
-            counted = own * ctx.weight if ctx.weight > 0 else torch.zeros_like(own)
-            sums = ctx.link.sum(counted, ctx.group)
+            weighted = own * ctx.weight if ctx.weight > 0 else torch.zeros_like(own)
+            sums = ctx.context.sum(weighted, ctx.group)
             if ctx.weight > 0:
-                through = -scale * torch.rsqrt(var + eps)
+                factor = -scale * torch.rsqrt(var + eps)
                 by_var, by_mean = (sums / (count * ctx.weight)).to(wide).chunk(2)
-                dx += batch_norm(wide, mean, var, through * by_var, through * by_mean, eps=eps)
+                dx += batch_norm(wide, mean, var, factor * by_var, factor * by_mean, eps=eps)
             else:
                 dx.zero_()
-        used = zip((dx, dgamma, dbeta), (x, gamma, gamma), ctx.needs_input_grad[:3], strict=True)
-        return *(g.to(of.dtype) if needed else None for g, of, needed in used), *[None] * 7
+        rows = zip((dx, dgamma, dbeta), (x, gamma, gamma), ctx.needs_input_grad[:3], strict=True)
+        return *(g.to(t.dtype) if needed else None for g, t, needed in rows), *[None] * 7
 
 
 def synchronise(
@@ -233,40 +239,41 @@ def synchronise(
     on_lost: Callable[[GroupGoneError], None] | None = None,
     is_void: Callable[[], bool] = lambda: False,
 ) -> nn.Module:
-    """The model with every BatchNorm synchronised over a group, which nothing else may use.
+    """Synchronise every BatchNorm of a model over a group that nothing else uses.
 
-    Modules, parameters and buffers stay the objects they are. Called again, as for a new
-    generation, it ties the layers to the new group, and those of copies of the model with them.
+    Returns the same model: modules, parameters and buffers stay the same objects. Another call, for
+    a new generation, moves its layers and those of its copies to the new group.
     """
     for name in local_layers(model):
         kind = type(model.get_submodule(name))
-        if kind not in PLAIN and kind is not SyncNorm:
+        if kind not in CONVERTIBLE and kind is not SyncNorm:
             raise ConfigError(
                 "sync_batchnorm",
-                f"{name or 'the model'} is a {kind.__name__}, which may compute in its own way; "
-                "use a BatchNorm of torch.nn there, or leave sync_batchnorm out",
+                f"{name or 'the model'} is a {kind.__name__}, which may override forward; "
+                "use a BatchNorm from torch.nn instead, or leave out sync_batchnorm",
             )
-    for link in _links(model):
-        if link.group is not None:
-            link.group = group
+    for context in _contexts(model):
+        if context.group is not None:
+            context.group = group
             return model
-    link = Link(group, weight_of, on_wait, on_lost, is_void)
+    context = SyncContext(group, weight_of, on_wait, on_lost, is_void)
     for module in model.modules():
         if isinstance(module, _BatchNorm):
-            # Another class for the same object: hooks and references to it stay valid.
+            # Change the class, not the object: hooks on it and references to it stay valid.
             module.__class__ = SyncNorm
-            cast(SyncNorm, module).link = link
+            cast(SyncNorm, module).context = context
     return model
 
 
 def disconnect(model: nn.Module) -> None:
     """Make the synchronised layers of a model, and of its copies, plain BatchNorm again."""
-    for link in _links(model):
-        link.group = None
+    for context in _contexts(model):
+        context.group = None
 
 
-def _links(model: nn.Module) -> list[Link]:
-    return [m.link for m in model.modules() if isinstance(m, SyncNorm) and m.link is not None]
+def _contexts(model: nn.Module) -> list[SyncContext]:
+    layers = [m for m in model.modules() if isinstance(m, SyncNorm)]
+    return [layer.context for layer in layers if layer.context is not None]
 
 
 def local_layers(model: nn.Module) -> list[str]:
@@ -280,25 +287,24 @@ def local_layers(model: nn.Module) -> list[str]:
 
 
 def local_stats_warning(names: Sequence[str]) -> str:
-    """What to tell the user, once, of layers with local statistics."""
+    """The warning about layers with local statistics."""
     some = ", ".join(name or "the model" for name in names[:3])
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
         f"BatchNorm in {some}{more} normalises by the statistics of each worker's own share: the "
         "step differs from one on the whole batch, small shares make it noisy, and a share of one "
-        "sample may not train at all. For statistics over all workers: "
-        "session.prepare(model, ..., sync_batchnorm=True); to keep shares from getting small: "
+        "sample may fail. For statistics over all workers use "
+        "session.prepare(model, ..., sync_batchnorm=True); to avoid small shares use "
         "evenstep.join(min_share=8)."
     )
 
 
 @torch.no_grad()
-def average_buffers(model: nn.Module, add_up: Callable[[Tensor], Tensor], weight: float) -> None:
-    """Running means and variances of local layers become their mean over all workers by weight.
+def average_buffers(model: nn.Module, reduce: Callable[[Tensor], Tensor], weight: float) -> None:
+    """Average the running means and variances of local layers over all workers, by weight.
 
-    `add_up` sums over the workers, who all call this at the same point, between steps: before the
-    model is evaluated or saved, not in every step. Where nobody counts, and in `SyncNorm`, which
-    has them equal, they stay.
+    All workers call it at the same point between steps, before the model is evaluated or saved. If
+    all weights are zero, buffers stay as they are.
     """
     buffers = [
         buffer
@@ -311,14 +317,14 @@ def average_buffers(model: nn.Module, add_up: Callable[[Tensor], Tensor], weight
     flat = torch.zeros(1 + sum(b.numel() for b in buffers), dtype=torch.float64)
     if weight > 0:
         flat[0] = weight
-        for piece, buffer in zip(_pieces(flat, buffers), buffers, strict=True):
+        for piece, buffer in zip(_split(flat, buffers), buffers, strict=True):
             piece.copy_(buffer.flatten()).mul_(weight)
-    flat = add_up(flat)
+    flat = reduce(flat)
     if flat[0] > 0:
-        for piece, buffer in zip(_pieces(flat, buffers), buffers, strict=True):
+        for piece, buffer in zip(_split(flat, buffers), buffers, strict=True):
             buffer.copy_((piece / flat[0]).view_as(buffer))
 
 
-def _pieces(flat: Tensor, buffers: Sequence[Tensor]) -> Sequence[Tensor]:
+def _split(flat: Tensor, buffers: Sequence[Tensor]) -> Sequence[Tensor]:
     pieces: Sequence[Tensor] = flat[1:].split([b.numel() for b in buffers])
     return pieces

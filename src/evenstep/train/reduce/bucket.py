@@ -15,31 +15,32 @@ EXACT = (torch.float32, torch.float64)  # dtypes that hold the numbers of a puls
 
 
 class Bucket:
-    """The gradients of some parameters, with room behind them for a few more numbers."""
+    """The gradients of some parameters, and optionally a few extra numbers behind them."""
 
     def __init__(
-        self, params: Sequence[torch.nn.Parameter], device: torch.device, room: int = 0
+        self, params: Sequence[torch.nn.Parameter], device: torch.device, num_extra: int = 0
     ) -> None:
         self.params = list(params)
         sizes, dtype = [p.numel() for p in self.params], self.params[0].dtype
         self._num = sum(sizes) * (2 if dtype.is_complex else 1)  # a complex number is summed as two
-        # On the device where the group reduces: host memory, if GPUs and CPUs train together. Some
-        # spare room, for when there are more workers. Nothing is read before it is written.
-        self._all = torch.empty(self._num + 4 * room, dtype=real_part(dtype), device=device)
-        gradients = self._all[: self._num].view(dtype)
+        # On the device where the group reduces: host memory, if GPUs and CPUs train together. With
+        # spare capacity for when more workers join.
+        self._buffer = torch.empty(self._num + 4 * num_extra, dtype=real_part(dtype), device=device)
+        gradients = self._buffer[: self._num].view(dtype)
         self.views = list(map(_like, gradients.split(sizes), self.params))
         self.filled: set[int] = set()  # indices of the parameters whose gradients are in
         self.work: Work | None = None
         self.lent_to: Group | None = None  # whose all-reduce may still write to it
-        self.fits(device, room)
+        self.reuse(device, num_extra)
 
-    def fits(self, device: torch.device, room: int) -> bool:
-        """Reuse the buffer with so much room behind the gradients; False if it does not fit."""
-        if self.is_written_to or self._all.device != device or self._num + room > len(self._all):
+    def reuse(self, device: torch.device, num_extra: int) -> bool:
+        """Reuse the buffer with so many extra numbers; False if it is too small or in use."""
+        num = self._num + num_extra
+        if self.is_written_to or self._buffer.device != device or num > len(self._buffer):
             return False
         self.lent_to = None
-        self.flat = self._all[: self._num + room]
-        self.rest = self.flat[self._num :]
+        self.flat = self._buffer[:num]
+        self.extra = self.flat[self._num :]
         self.filled.clear()
         return True
 

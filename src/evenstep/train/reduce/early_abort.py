@@ -1,8 +1,8 @@
-"""Places in a large model at which a backward pass that is of no use is broken off.
+"""Break off a backward pass whose result is not needed any more.
 
-Nobody can stop autograd, but where a gradient is missing it computes nothing more on the way back.
-So the largest parts of a model get a gate behind them: closed, it lets no gradient through. A model
-of less than a bucket has none, nor has one that is compiled at such a place.
+Autograd cannot be stopped, but it computes nothing behind a gradient that is None. So hooks behind
+the largest parts of a model replace gradients by None once the pass is to be aborted. A model
+smaller than one bucket has no hooks, and they do nothing in a compiled module.
 """
 
 from __future__ import annotations
@@ -15,38 +15,40 @@ import torch
 Gradients = tuple[torch.Tensor | None, ...]
 
 
-class BackwardGate:
-    """A forward hook of a module. Copies of the module have one that is always open."""
+class AbortHook:
+    """A forward hook that can end the backward pass at its module. Copies of it never do."""
 
-    def __init__(self, is_closed: Callable[[], bool] | None = None) -> None:
-        self._is_closed = is_closed
+    def __init__(self, should_abort: Callable[[], bool] | None = None) -> None:
+        self._should_abort = should_abort
 
     def __call__(self, module: torch.nn.Module, args: Any, out: Any) -> None:
-        if self._is_closed is None or torch.compiler.is_compiling():
+        if self._should_abort is None or torch.compiler.is_compiling():
             return
         if isinstance(out, torch.Tensor) and out.grad_fn is not None:
-            out.grad_fn.register_prehook(self._pass)
+            out.grad_fn.register_prehook(self._filter)
 
-    def _pass(self, gradients: Gradients) -> Gradients | None:
-        assert self._is_closed is not None
-        return (None,) * len(gradients) if self._is_closed() else None
+    def _filter(self, gradients: Gradients) -> Gradients | None:
+        assert self._should_abort is not None
+        return (None,) * len(gradients) if self._should_abort() else None
 
-    def __deepcopy__(self, memo: object) -> BackwardGate:
-        return BackwardGate()
+    def __deepcopy__(self, memo: object) -> AbortHook:
+        return AbortHook()
 
-    def __reduce__(self) -> tuple[type[BackwardGate], tuple[()]]:
-        return BackwardGate, ()
+    def __reduce__(self) -> tuple[type[AbortHook], tuple[()]]:
+        return AbortHook, ()
 
 
-def put_gates(model: torch.nn.Module, is_closed: Callable[[], bool], every_bytes: int) -> list[Any]:
-    """A gate behind every so many bytes of parameters, in the order of the modules; handles."""
-    handles, counted, since = [], set(), 0
+def register_abort_hooks(
+    model: torch.nn.Module, should_abort: Callable[[], bool], every_bytes: int
+) -> list[Any]:
+    """Put a hook behind every so many bytes of parameters. Returns the handles."""
+    handles, counted, num_bytes = [], set(), 0
     for module in model.modules():
         for param in module.parameters(recurse=False):
             if id(param) not in counted:
                 counted.add(id(param))
-                since += param.numel() * param.element_size()
-        if since >= every_bytes:
-            handles.append(module.register_forward_hook(BackwardGate(is_closed)))
-            since = 0
+                num_bytes += param.numel() * param.element_size()
+        if num_bytes >= every_bytes:
+            handles.append(module.register_forward_hook(AbortHook(should_abort)))
+            num_bytes = 0
     return handles

@@ -15,49 +15,49 @@ from evenstep.errors import ConfigError
 from evenstep.train.report import Report
 
 UNKNOWN = 0.0
-WAY_OUT = (
-    "Make the GradScaler in the same way on all workers, enabled on all or on none, and give it to "
+SAME_SCALER = (
+    "Create the GradScaler with the same arguments on all workers and pass it to "
     "session.prepare(model, optimizer, scaler)"
 )
 
 
 class LossScale:
-    """The GradScalers that the session knows of."""
+    """The product of the scales of all GradScalers that the session knows."""
 
     def __init__(self) -> None:
         self._scalers: list[GradScaler] = []
-        self._looked = False  # whether scales on a GPU were read for this roster
+        self._has_read = False  # scales on a GPU were read for this roster
 
-    def add(self, thing: Any) -> None:
-        """Compare this one too, if it is a GradScaler."""
-        if isinstance(thing, GradScaler) and not self.knows(thing):
-            self._scalers.append(thing)
-            self._looked = False
+    def add(self, obj: Any) -> None:
+        """Include an object, if it is a GradScaler."""
+        if isinstance(obj, GradScaler) and not self.knows(obj):
+            self._scalers.append(obj)
+            self._has_read = False
 
     def knows(self, scaler: GradScaler) -> bool:
-        """Whether it was added before."""
+        """Whether a scaler was added before."""
         return any(scaler is known for known in self._scalers)
 
     def begin_roster(self) -> None:
         """The roster has changed: compare again."""
-        self._looked = False
+        self._has_read = False
 
-    def of_step(self) -> float:
-        """The factor of the loss in the step at hand; UNKNOWN: not used yet, or on a card."""
+    def current(self) -> float:
+        """The factor on the loss in this step; UNKNOWN if not used yet, or not read from a GPU."""
         product = 1.0
         for scaler in self._scalers:
             if not scaler.is_enabled():
                 continue
             scale = scaler._get_scale_async()
-            if scale is None or (scale.device.type != "cpu" and self._looked):
-                return UNKNOWN  # from a card, a look makes the host wait: one for each roster
+            if scale is None or (scale.device.type != "cpu" and self._has_read):
+                return UNKNOWN  # reading it from a GPU blocks the host: once per roster only
             product *= float(scale)
-        self._looked = True
+        self._has_read = True
         return product
 
 
 def check_scales(reports: Sequence[Report]) -> None:
-    """Refuse to sum gradients of losses that ranks have scaled by different factors."""
+    """Raise if ranks have scaled their losses by different factors."""
     known = [(rank, r.loss_scale) for rank, r in enumerate(reports) if r.loss_scale != UNKNOWN]
     for rank, scale in known[1:]:
         first, expected = known[0]
@@ -65,12 +65,11 @@ def check_scales(reports: Sequence[Report]) -> None:
             raise ConfigError(
                 "scaler",
                 f"the loss is scaled by {expected:.10g} on rank {first}, by {scale:.10g} on rank "
-                f"{rank}, so their gradients cannot be summed. {WAY_OUT}",
+                f"{rank}, so their gradients cannot be summed. {SAME_SCALER}",
             )
 
 
-def disabled_scaler_names(things: Iterable[tuple[str, Any]]) -> str:
+def disabled_scaler_names(stateful: Iterable[tuple[str, Any]]) -> str:
     """Names of the GradScalers that are disabled."""
-    return ", ".join(
-        sorted(name for name, t in things if isinstance(t, GradScaler) and not t.is_enabled())
-    )
+    scalers = [(name, obj) for name, obj in stateful if isinstance(obj, GradScaler)]
+    return ", ".join(sorted(name for name, scaler in scalers if not scaler.is_enabled()))

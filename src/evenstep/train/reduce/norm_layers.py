@@ -15,7 +15,7 @@ log = logging.getLogger("evenstep")
 
 
 class NormLayers:
-    """Keeps running statistics equal on all workers, in the way that the script chose."""
+    """Keeps running statistics equal on all workers, synchronised or averaged."""
 
     def __init__(self, model: torch.nn.Module, *, sync: bool) -> None:
         self._model = model

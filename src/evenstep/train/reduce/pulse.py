@@ -1,9 +1,9 @@
-"""The pulse: a few numbers summed along with the gradients, so that all ranks learn the same.
+"""The pulse: a few numbers all-reduced along with the gradients, so that all ranks agree.
 
-Every rank fills in its own report and leaves the others' zero, and flags the parameters it has a
-gradient for; the leader fills in the newest plan, and the generation that comes after this step if
-there is one. After the sum everyone holds all of it, with no further round trip. All counts are
-below 2**24: single precision holds them exactly.
+Every rank fills in its own report, leaves the others' zero, and flags the parameters it has a
+gradient for; the leader adds the newest plan, and how many generations to move on by after this
+step. The sum gives all of it to every rank without another round trip. All counts are below 2**24,
+which single precision represents exactly.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from msgspec.structs import astuple
 
 from evenstep.train.report import RankPlan, Report
 
 MAX_BATCH = 2**24
-REPORT = 8  # numbers in a report
+REPORT_SIZE = 8  # numbers in a report
 
 
 def size(world: int) -> int:
-    """Numbers in a pulse, the flags not counted."""
-    return world * REPORT + 3 + world
+    """Numbers in a pulse without its flags."""
+    return world * REPORT_SIZE + 3 + world
 
 
 def encode(
@@ -31,25 +32,16 @@ def encode(
     report: Report,
     plan: RankPlan | None,
     used: Sequence[bool],
-    switch: int = 0,
+    num_generations: int = 0,
 ) -> torch.Tensor:
-    """This rank's part of the pulse of a step. `switch`: generations to go on by, after it."""
-    begin, flags = world * REPORT, size(world)
+    """This rank's part of a step's pulse. `num_generations`: to move on by after the step."""
+    begin, flags = world * REPORT_SIZE, size(world)
     pulse = np.zeros(flags + len(used))
-    pulse[rank * REPORT : (rank + 1) * REPORT] = (
-        report.samples,
-        report.compute_s,
-        report.wait_s,
-        report.free_cpu,
-        report.free_memory,
-        report.weight,
-        report.grad_squared_norm,
-        report.loss_scale,
-    )
+    pulse[rank * REPORT_SIZE : (rank + 1) * REPORT_SIZE] = astuple(report)
     if plan is not None:
-        ahead = plan.from_step - step  # never at the step itself
+        ahead = plan.from_step - step  # at least 1, since 0 means no plan
         pulse[begin : flags - 1] = (ahead, plan.lr_factor, *plan.shares)
-    pulse[flags - 1] = switch
+    pulse[flags - 1] = num_generations
     pulse[flags:] = used
     return torch.from_numpy(pulse)
 
@@ -57,11 +49,11 @@ def encode(
 def decode(
     pulse: torch.Tensor, step: int, world: int
 ) -> tuple[list[Report], RankPlan | None, int, list[bool]]:
-    """All reports by rank, the leader's plan and switch, if any, the parameters anyone used."""
+    """Reports by rank, the leader's plan, generations to move on by, and flags of parameters."""
     values = pulse.tolist()
     reports = []
     for rank in range(world):
-        samples, *rest = values[rank * REPORT : (rank + 1) * REPORT]
+        samples, *rest = values[rank * REPORT_SIZE : (rank + 1) * REPORT_SIZE]
         compute_s, wait_s, free_cpu, free_memory, weight, squared_norm, loss_scale = rest
         reports.append(
             Report(
@@ -75,10 +67,11 @@ def decode(
                 loss_scale=loss_scale,
             )
         )
-    begin, flags = world * REPORT, size(world)
-    ahead, lr_factor, *shares, switch = values[begin:flags]
+    begin, flags = world * REPORT_SIZE, size(world)
+    ahead, lr_factor, *shares, num_generations = values[begin:flags]
     plan = None
     if ahead:
-        whole = tuple(map(int, shares))
-        plan = RankPlan(from_step=step + int(ahead), shares=whole, lr_factor=lr_factor)
-    return reports, plan, int(switch), [v > 0 for v in values[flags:]]
+        plan = RankPlan(
+            from_step=step + int(ahead), shares=tuple(map(int, shares)), lr_factor=lr_factor
+        )
+    return reports, plan, int(num_generations), [v > 0 for v in values[flags:]]

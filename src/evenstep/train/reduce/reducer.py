@@ -28,7 +28,7 @@ from evenstep.errors import EvenstepError
 from evenstep.train.comm.group import Group, GroupGoneError, SupersededError
 from evenstep.train.comm.transfer import await_closed
 from evenstep.train.reduce.bucket import BUCKET_BYTES, EXACT, Bucket, into_buckets, real_part
-from evenstep.train.reduce.early_abort import put_gates
+from evenstep.train.reduce.early_abort import register_abort_hooks
 from evenstep.train.step import Step
 
 GONE_S = 0.2  # for an abandoned group to be destroyed: the survivors have closed theirs too
@@ -92,11 +92,11 @@ class Reducer:
     def give_up_if(self, superseded: Callable[[], str], model: torch.nn.Module) -> None:
         """Break off backward passes once `superseded` says why their result is of no use."""
         self._superseded = superseded
-        self._handles += put_gates(model, self._gives_up, BUCKET_BYTES)
+        self._handles += register_abort_hooks(model, self._gives_up, BUCKET_BYTES)
 
     def _gives_up(self) -> bool:
-        # Only once a parameter has its gradient: torch.autograd.grad, which passes the gates too,
-        # must return what it was asked for.
+        # Only once a parameter has its gradient: torch.autograd.grad, which runs the abort hooks
+        # too, must return what it was asked for.
         if self._pass is None or self._pass() is None:
             return False
         is_void = self._step.is_void
@@ -119,29 +119,29 @@ class Reducer:
                 await_closed(GONE_S)
             parts = into_buckets(self._params)
             last = parts[-1][0]
-            holds = real_part(last.dtype) in EXACT and group.device.type == "cpu"
-            room = pulse + len(self._params) if holds else 0
+            has_pulse = real_part(last.dtype) in EXACT and group.device.type == "cpu"
+            pulse_size = pulse + len(self._params) if has_pulse else 0
             for i, params in enumerate(parts):
-                behind = room if i == len(parts) - 1 else 0
-                old = before[i] if before else None
-                if old is None or not old.fits(group.device, behind):
-                    old = Bucket(params, group.device, behind)
-                self.buckets.append(old)
+                num_extra = pulse_size if i == len(parts) - 1 else 0
+                bucket = before[i] if before else None
+                if bucket is None or not bucket.reuse(group.device, num_extra):
+                    bucket = Bucket(params, group.device, num_extra)
+                self.buckets.append(bucket)
         self._index_of = {p: (b, i) for b in self.buckets for i, p in enumerate(b.params)}
 
     def warm_up(self, pulse: int) -> None:
         """Allocate the buffers before anyone waits for them: touching memory first takes time."""
         if all(p.device.type == "cpu" for p in self._params):
             parts = into_buckets(self._params)
-            rooms = [0] * (len(parts) - 1) + [pulse + len(self._params)]
+            extras = [0] * (len(parts) - 1) + [pulse + len(self._params)]
             self.buckets = [
-                Bucket(params, params[0].device, room)
-                for params, room in zip(parts, rooms, strict=True)
+                Bucket(params, params[0].device, num_extra)
+                for params, num_extra in zip(parts, extras, strict=True)
             ]
             for bucket in self.buckets:
                 bucket.flat.zero_()
 
-    def let_go(self) -> None:
+    def forget_operations(self) -> None:
         """Drop all references to the group's operations."""
         for bucket in self.buckets:
             bucket.work = None
@@ -151,7 +151,7 @@ class Reducer:
         """Remove all hooks from the model."""
         for handle in self._handles:
             handle.remove()
-        self.let_go()
+        self.forget_operations()
 
     def _on_grad(self, param: torch.Tensor) -> None:
         # Autograd has a thread per device: copy gradients outside of the lock.
@@ -201,9 +201,9 @@ class Reducer:
         self._next += 1
         if self._next == len(self.buckets):
             self._pulse = self._on_ready(self._used(), finite(self._own_squared_norm))
-            if len(bucket.rest):
-                bucket.rest.copy_(self._pulse)
-                self._pulse = bucket.rest
+            if len(bucket.extra):
+                bucket.extra.copy_(self._pulse)
+                self._pulse = bucket.extra
             else:
                 self._pulse_work = self._control.sum_async(self._pulse)
         bucket.lent_to = self.group

@@ -67,25 +67,26 @@ class CatchUp:
         knows of, for when nobody has.
         """
         replica, step, state = self._replica, self._replica.step, self._state
-        mine = replace(self.position, begun=self.position.begun and not state.torn)
+        has_state = self.position.has_state and not state.torn
+        own = replace(self.position, has_state=has_state)
         failpoint("compare")
-        ahead = compare_positions(group, mine, gradients=step.num_unused > 0)
-        if not ahead.position.begun:
+        newest = compare_positions(group, own, has_gradients=step.num_unused > 0)
+        if not newest.position.has_state:
             self._start_anew(group.rank, resume)
-        behind = [rank for rank in range(group.world) if rank not in ahead.sources]
+        behind = [rank for rank in range(group.world) if rank not in newest.sources]
         state.plain = replica.plain_state()
         failpoint("handover")
-        hand_over(group, ahead.sources, behind, state, grads=ahead.gradients)
+        hand_over(group, newest.sources, behind, state, grads=newest.has_gradients)
         if group.rank in behind:
-            if not ahead.gradients:
+            if not newest.has_gradients:
                 self._rollback.drop_gradients()
             replica.load_plain_state(state.plain)
             step.adopt()
             self._preallocation.filled()
-        self._last_sum = ahead.last_sum(group, self._last_sum)
-        steps = max(ahead.position.steps, step.num_done)
-        self.position = replace(ahead.position, begun=True, steps=steps)
-        return ahead.position.begun
+        self._last_sum = newest.share_last_sum(group, self._last_sum)
+        steps = max(newest.position.steps, step.num_done)
+        self.position = replace(newest.position, has_state=True, steps=steps)
+        return newest.position.has_state
 
     def _start_anew(self, rank: int, resume: str) -> None:
         """Nobody has a state: the leader's fresh one, or that of a checkpoint, is handed out."""

@@ -1,11 +1,12 @@
-"""A worker's line to the coordinator: two threads beside training, which never waits for them.
+"""A worker's connection to the coordinator: two threads, for which training never waits.
 
-What comes in is kept until the training thread looks; what goes out is dropped while there is no
-connection. A lost coordinator is dialled again until the lease is over, and is then told again what
-it has to know: that this worker is ready, if it has no place yet, and that it wants to leave.
+Incoming messages are stored until the training thread reads them; outgoing ones are dropped while
+there is no connection. After a lost connection the worker reconnects until its lease is over, and
+sends again what a restarted coordinator must know: that this worker is ready, if it is in no
+generation yet, and that it wants to leave.
 
-Whoever listens where the coordinator was is nobody until it has proved that it knows the run's
-token: it cannot order a worker about, nor end one that is in the run.
+A process that listens at the coordinator's address must prove that it knows the run's token before
+any of its messages counts.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from evenstep.wire import MAX_BYTES
 log = logging.getLogger("evenstep")
 
 DIAL_S = 5.0  # for one attempt
-AGAIN_S = 0.2  # between attempts
-WAITING_LINES = 1000
+RETRY_S = 0.2  # between attempts
+MAX_QUEUED = 1000  # outgoing messages
 MOST_QUOTED = 200  # letters of what a stranger says
 
 
@@ -55,27 +56,27 @@ class NotWelcomeError(EvenstepError, ConnectionError):
 
 
 class Control:
-    """The connection, and all that the coordinator has said.
+    """The connection, and everything that the coordinator has sent.
 
-    `progress` is what the heartbeat says: where training stands.
+    `progress` returns the content of a heartbeat.
     """
 
     def __init__(self, where: CoordinatorAddress, progress: Callable[[], Alive]) -> None:
         self._where, self._progress = where, progress
         self._lock = threading.Condition()
         self._socket: socket.socket | None = None
-        # Of this kind, since a signal's handler may put something in while we do so, too.
+        # A SimpleQueue is reentrant: a signal handler may interrupt a `put` with one of its own.
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._lasting: dict[type, bytes] = {}  # what a coordinator that comes back has to know
+        self._to_resend: dict[type, bytes] = {}  # what a restarted coordinator must know
         self.generations: dict[int, Generation] = {}
         self.newest = 0  # of all generations announced
-        self.newest_at_once = 0  # of those that make the step at hand void
+        self.newest_unplanned = 0  # of those that make the step at hand void
         self._plan: NewPlan | None = None
         self.paused = ""
         self.goodbye: str | None = None
         self._closed = False
-        # When each heartbeat was sent that has no answer yet. The lease runs from there, not from
-        # the answer, which may have been long on its way: so it never ends after the coordinator's.
+        # When each unanswered heartbeat was sent. The lease counts from then, not from the answer,
+        # which may have been delayed: so it never ends later than the coordinator thinks.
         self._asked_s: deque[float] = deque()
         self._leased_s = time.monotonic()
         self.welcome = self._dial()
@@ -90,23 +91,23 @@ class Control:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection now."""
+        """Whether the connection is up."""
         return self._socket is not None
 
     @property
     def lease_over(self) -> bool:
-        """Whether the coordinator may by now have given this worker's place to others."""
+        """Whether the coordinator may have replaced this worker."""
         return time.monotonic() > self._leased_s
 
-    def tell(self, message: FromClient) -> None:
-        """Say something soon. Never waits; if the coordinator does not listen, it is dropped."""
+    def send(self, message: FromClient) -> None:
+        """Queue a message. Never blocks: if the queue is full, the message is dropped."""
         line = from_client.encode(message)
         if isinstance(message, Ready | Leaving):
-            self._lasting[type(message)] = line
-        if self._outbox.qsize() < WAITING_LINES:
+            self._to_resend[type(message)] = line
+        if self._outbox.qsize() < MAX_QUEUED:
             self._outbox.put(line)
         else:
-            log.debug("the coordinator does not listen: dropped %s", type(message).__name__)
+            log.debug("the coordinator does not read: dropped %s", type(message).__name__)
 
     def take_plan(self, generation: int) -> NewPlan | None:
         """The newest plan of a generation, once."""
@@ -115,18 +116,18 @@ class Control:
         return plan if plan is not None and plan.generation == generation else None
 
     def forget_before(self, generation: int) -> None:
-        """Generations older than this one are of no use any more."""
+        """Forget generations older than this one."""
         with self._lock:
             for number in [n for n in self.generations if n < generation]:
                 del self.generations[number]
 
     def wait(self, seconds: float) -> None:
-        """Until something comes in, or a while has passed."""
+        """Wait for a message, at most so many seconds."""
         with self._lock:
             self._lock.wait(seconds)
 
     def close(self) -> None:
-        """Say what is left to be said, and hang up."""
+        """Send what is queued, and disconnect."""
         self._outbox.put(None)
         self._threads[1].join(DIAL_S)
         with self._lock:
@@ -135,56 +136,56 @@ class Control:
                 _hang_up(self._socket)
         self._threads[0].join(DIAL_S)
 
-    # The threads.
+    # The two threads.
 
     def _read(self) -> None:
         while not self._closed:
             try:
                 while line := self._lines.readline(MAX_BYTES):
-                    self._hear(to_client.decode(line))
+                    self._receive(to_client.decode(line))
             except (OSError, ValueError) as e:
-                log.debug("the line to the coordinator broke: %s", e)
+                log.debug("the connection to the coordinator broke: %s", e)
             with self._lock:
-                there, self._socket = self._socket, None
-            if there is not None:
+                broken, self._socket = self._socket, None
+            if broken is not None:
                 self._lines.close()
-                _hang_up(there)
-            stranger = ""
+                _hang_up(broken)
+            warned = ""
             while not self._closed and self.goodbye is None and not self.lease_over:
                 try:
                     self._dial()
-                    log.info("the coordinator is back")
-                    self._tell_again()
+                    log.info("reconnected to the coordinator")
+                    self._send_again()
                     break
                 except NotWelcomeError as e:
                     with self._lock:
                         self.goodbye = str(e)
                         self._lock.notify_all()
                 except StrangerError as e:
-                    if str(e) != stranger:
-                        log.warning("%s This worker goes on, and looks again", e)
-                    stranger = str(e)
-                    self.wait(AGAIN_S)
-                except (OSError, ValueError) as e:  # nobody, or something else, listens there
-                    log.debug("the coordinator is not there: %s", e)
-                    self.wait(AGAIN_S)
+                    if str(e) != warned:
+                        log.warning("%s This worker goes on training and keeps trying", e)
+                    warned = str(e)
+                    self.wait(RETRY_S)
+                except (OSError, ValueError) as e:
+                    log.debug("the coordinator does not answer: %s", e)
+                    self.wait(RETRY_S)
             else:
                 return
 
-    def _tell_again(self) -> None:
+    def _send_again(self) -> None:
         generation = self._progress().generation
-        for kind, line in list(self._lasting.items()):
+        for kind, line in list(self._to_resend.items()):
             if kind is not Ready or generation == 0:
                 self._outbox.put(line)
 
-    def _hear(self, message: ToClient) -> None:
+    def _receive(self, message: ToClient) -> None:
         with self._lock:
             match message:
                 case Generation(number=number, planned=planned):
                     self.generations[number] = message
                     self.newest = max(self.newest, number)
                     if not planned:
-                        self.newest_at_once = max(self.newest_at_once, number)
+                        self.newest_unplanned = max(self.newest_unplanned, number)
                     self.paused = ""
                 case NewPlan():
                     self._plan = message
@@ -200,14 +201,14 @@ class Control:
             self._lock.notify_all()
 
     def _write(self) -> None:
-        beat_s = time.monotonic() + self._every_s
+        heartbeat_s = time.monotonic() + self._every_s
         while True:
             line: bytes | None
-            left_s = beat_s - time.monotonic()
-            beats = left_s <= 0  # also while there is a lot to say, as a leader has
-            if beats:
+            left_s = heartbeat_s - time.monotonic()
+            is_heartbeat = left_s <= 0  # even if messages are queued, as on a busy leader
+            if is_heartbeat:
                 line = from_client.encode(self._progress())
-                beat_s = time.monotonic() + self._every_s
+                heartbeat_s = time.monotonic() + self._every_s
             else:
                 try:
                     line = self._outbox.get(timeout=left_s)
@@ -216,14 +217,14 @@ class Control:
             if line is None:
                 return
             with self._lock:
-                there = self._socket
-                if there is not None and beats:
+                connection = self._socket
+                if connection is not None and is_heartbeat:
                     self._asked_s.append(time.monotonic())
             try:
-                if there is not None:
-                    there.sendall(line)
+                if connection is not None:
+                    connection.sendall(line)
             except OSError as e:
-                log.debug("not told: %s", e)
+                log.debug("message not sent: %s", e)
 
     # The connection.
 

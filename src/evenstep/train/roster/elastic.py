@@ -65,7 +65,7 @@ class ElasticRoster:
         self._groups = GenerationGroups(where.address, self._tracker.check)
         control = self._tracker.control
         self._planner = RemotePlanner(self._tracker, control)
-        self._sigterm = SigtermNotice(lambda: control.tell(Leaving(why="SIGTERM")))
+        self._sigterm = SigtermNotice(lambda: control.send(Leaving(why="SIGTERM")))
         self._lost_group = False  # and there is no other yet
         self._move_to = 0  # the generation to enter at the end of this step
         self._failed = self._has_entered = False
@@ -117,7 +117,7 @@ class ElasticRoster:
         model.reducer.give_up_if(tracker.superseded, model.module)
         if tracker.welcome.underway:
             self._catch_up.preallocate()
-        tracker.control.tell(
+        tracker.control.send(
             Ready(
                 **worker_facts(replica),
                 settings=run_settings(replica),
@@ -291,10 +291,10 @@ class ElasticRoster:
         if generation.lr_factor != replica.lr_scale.target:
             # A worker may be inside a step that all have reduced: that one keeps its factor.
             from_step = self._catch_up.position.steps
-            replica.lr_scale.aim(from_step, generation.lr_factor, generation.lr_warmup_steps)
+            replica.lr_scale.set_target(from_step, generation.lr_factor, generation.lr_warmup_steps)
         if tracker.leads:
             self._planner.watch_closely()
-            tracker.control.tell(Began(generation=generation.number, step=step.number))
+            tracker.control.send(Began(generation=generation.number, step=step.number))
 
     def _see_leavers_off(self, generation: Generation) -> None:
         """If somebody leaves, wait for everyone's step to end before anyone disconnects."""
@@ -320,7 +320,7 @@ class ElasticRoster:
 
     def _close_groups(self) -> None:
         if self._replica.has_model:
-            self._replica.model.reducer.let_go()
+            self._replica.model.reducer.forget_operations()
         self._groups.close(0.0)
 
     # Checkpoints, and the end.
@@ -359,7 +359,7 @@ class ElasticRoster:
             self._save_committed()
         if not isinstance(error, SystemExit):
             text = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
-            self._tracker.control.tell(Failed(told=text[-MAX_TRACEBACK:]))
+            self._tracker.control.send(Failed(told=text[-MAX_TRACEBACK:]))
 
     def leave(self) -> None:
         """Finish the last checkpoint, report done, and disconnect from the coordinator."""
@@ -373,7 +373,7 @@ class ElasticRoster:
             self._saver.close()
         self._sigterm.close()
         if not self._failed:
-            control.tell(Done(step=step.number))
+            control.send(Done(step=step.number))
             until_s = time.monotonic() + GOODBYE_S
             while control.connected and control.goodbye is None and time.monotonic() < until_s:
                 control.wait(0.05)

@@ -24,7 +24,7 @@ from evenstep.train.plan.local import LocalPlanner
 from evenstep.train.plan.planner import NoPlanner, Planner
 from evenstep.train.ports import Observer
 from evenstep.train.recover.flatten import bytes_of
-from evenstep.train.recover.handover import Spec
+from evenstep.train.recover.slices import TensorSpec
 from evenstep.train.recover.state import TrainingState
 from evenstep.train.replica import Replica
 from evenstep.train.report import RankPlan
@@ -82,7 +82,7 @@ class FixedRoster:
         """The leader's numbers on every rank, as bytes: Gloo does not support all dtypes."""
         if self.world == 1 or not tensor.numel():
             return
-        dims = Spec.of(tensor).dims
+        dims = TensorSpec.of(tensor).dims
         dense = tensor.resolve_conj().resolve_neg().permute(dims).contiguous()
         self.control.broadcast(bytes_of(dense))
         if dense.data_ptr() != tensor.data_ptr():
@@ -114,7 +114,7 @@ class FixedRoster:
         first = RankPlan(from_step=0, shares=tuple(shares), lr_factor=lr_factor)
         replica.plans.restart([first])
         replica.plans.warmup_steps = warmup_steps
-        replica.lr_scale.aim(0, lr_factor, warmup_steps if lr_factor != 1.0 else 0)
+        replica.lr_scale.set_target(0, lr_factor, warmup_steps if lr_factor != 1.0 else 0)
         replica.step.measures_noise = rule == "adascale"
         return self._planner
 

@@ -76,7 +76,7 @@ class GenerationTracker:
     @property
     def newest(self) -> int:
         """The newest generation that makes this one void."""
-        return self.control.newest_at_once if self.has_trained else self.control.newest
+        return self.control.newest_unplanned if self.has_trained else self.control.newest
 
     @property
     def num_pending(self) -> int:
@@ -139,7 +139,7 @@ class GenerationTracker:
         """Tell the coordinator, once per generation, that other workers do not respond."""
         if self._reported_stuck < self.generation:
             self._reported_stuck = self.generation
-            self.control.tell(Stuck(generation=self.generation, step=self.step, waited_s=waited_s))
+            self.control.send(Stuck(generation=self.generation, step=self.step, waited_s=waited_s))
 
     def check_membership(self) -> None:
         """Raise if this worker is not part of the run any more."""
