@@ -131,7 +131,11 @@ class MembershipRecorder:
 
 def read_record(path: Path) -> Iterator[MembershipRecord]:
     """The records of a file. A last line that broke off is left out."""
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as e:
+        raise JournalError(str(path), 0, f"cannot be read: {e.strerror}") from None
+    with file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_BYTES + 1), b""), start=1):
             if not line.endswith(b"\n"):
                 return
