@@ -257,6 +257,12 @@ def test_the_story_of_one_worker_is_what_it_said_and_was_told(make: Make) -> Non
     assert "w1 lost: its connection closed" in replay(world.folder, "--worker", c.id).output
 
 
+def test_a_run_without_a_record_has_no_story(tmp_path: Path) -> None:
+    told = replay(tmp_path, "--worker", "w0")
+    assert told.exit_code == 2
+    assert "membership.jsonl: cannot be read: No such file" in told.stderr
+
+
 def test_a_full_disk_ends_the_record_and_not_the_run(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

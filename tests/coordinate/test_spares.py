@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evenstep.coordinate.terms import Terms
-from evenstep.messages import Goodbye, Leaving
+from evenstep.messages import Generation, Goodbye, Leaving
 from tests.coordinate.situations import (
     Make,
     ask,
@@ -181,3 +181,16 @@ def test_a_spare_goes_when_it_is_told_to_itself(make: Make) -> None:
     world.settle(8)
     assert not spare.connected
     assert status(world)["restarts_left"] == Terms().restarts
+
+
+def test_a_spare_that_comes_back_is_a_joiner_as_others_are(make: Make) -> None:
+    world = make(spares=1)
+    _, b, spare = with_a_spare(world)
+    ask(world, "scale", num_workers=3)
+    assert roster(world) == ("w0", "w1", "w2")
+    assert world.announced[-1].planned
+    assert not heard(spare, Generation)[-1].planned  # nobody passes it on to it
+    world.die(b)
+    assert roster(world) == ("w0",)  # in a step, of which the spare knows nothing
+    world.settle(8)
+    assert set(roster(world)) >= {"w0", "w2"}

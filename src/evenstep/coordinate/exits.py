@@ -12,7 +12,7 @@ from evenstep.coordinate.events import Dying, Exited, NotStarted
 from evenstep.coordinate.roster import advance, disconnect, reconcile
 from evenstep.coordinate.shutdown import end, settle
 from evenstep.coordinate.state import Ended, Exit, ProcessInfo
-from evenstep.coordinate.takeover import give_up
+from evenstep.coordinate.takeover import abandon
 from evenstep.coordinate.terms import Ending
 from evenstep.types import WorkerId
 
@@ -84,7 +84,7 @@ def exited(d: Draft, event: Exited) -> None:
     # A worker that ended by itself may have sent a message that is not read yet: the end of its
     # connection judges it, or a tick.
     if code < 0 or worker not in d.members:
-        judge(d, worker)
+        judge_exit(d, worker)
     settle(d)
 
 
@@ -104,10 +104,10 @@ def check_exits(d: Draft) -> None:
     ended = {w: info.exit.at_s for w, info in d.processes.items() if info.exit is not None}
     for worker, at_s in sorted(ended.items(), key=lambda item: item[1]):
         if d.now_s - at_s > LAST_MESSAGE_S:
-            judge(d, worker)
+            judge_exit(d, worker)
 
 
-def judge(d: Draft, worker: WorkerId) -> None:
+def judge_exit(d: Draft, worker: WorkerId) -> None:
     """Act on the end of a launched process."""
     exit = d.process(worker).exit
     assert exit is not None
@@ -115,7 +115,7 @@ def judge(d: Draft, worker: WorkerId) -> None:
     joined = worker in d.rostered
     description = describe_exit(exit.code, joined=joined)
     why = f"{worker} {description}"
-    give_up(d, worker, f"it {description}")
+    abandon(d, worker, f"it {description}")
     if member := d.members.get(worker):
         d.hang_up(worker)
         disconnect(d, member, f"it {description}", dead=True)

@@ -13,7 +13,7 @@ from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.roster import go_on, lose, meet_again
 from evenstep.coordinate.shutdown import announce_end, hurry
 from evenstep.coordinate.state import Changing, Contact, RunMember, Stopping, WorkerState
-from evenstep.coordinate.takeover import give_up
+from evenstep.coordinate.takeover import abandon
 from evenstep.messages import Alive, Generation, Goodbye, Stuck
 from evenstep.types import WorkerId
 
@@ -195,7 +195,7 @@ def _unblock(d: Draft) -> None:
         force(d)
     elif d.finishing and d.away:
         for worker in sorted(d.away):
-            give_up(d, worker, "the others have trained to the end")
+            abandon(d, worker, "the others have trained to the end")
     elif d.finishing:
         go_on(d, {})
     elif d.parting and any(not d.trains(w) for w in d.roster):

@@ -82,9 +82,9 @@ def _handle(d: Draft, event: ev.AnyInput) -> None:
         case ev.StartAsked():
             operators.start(d, event)
         case ev.ScaleAsked() | ev.WorkerDrainAsked():
-            operators.ask(d, event)
+            operators.answer(d, event)
         case ev.StopAsked(why=why):
-            takeover.stop(d, why)
+            takeover.stop_without_away(d, why)
             d.effects.append(ev.Reply(message=msg.Answer()))
         case ev.KillAsked(why=why):
             end(d, Ending(ok=False, why=why))
@@ -121,7 +121,7 @@ def _disconnected(d: Draft, worker: WorkerId) -> None:
         return
     disconnect(d, member, "its connection closed", dead=False)
     if d.process(worker).exit is not None:
-        exits.judge(d, worker)
+        exits.judge_exit(d, worker)
     settle(d)
 
 

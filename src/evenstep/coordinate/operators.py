@@ -10,7 +10,7 @@ from evenstep.coordinate.events import Reply, ScaleAsked, StartAsked, WorkerDrai
 from evenstep.coordinate.roster import change
 from evenstep.coordinate.shutdown import settle
 from evenstep.coordinate.state import WorkerState
-from evenstep.coordinate.takeover import give_up
+from evenstep.coordinate.takeover import abandon
 from evenstep.decide.cluster import Cluster
 from evenstep.errors import EvenstepError, InvalidInputError
 from evenstep.messages import Answer
@@ -36,17 +36,17 @@ def start(d: Draft, event: StartAsked) -> None:
     settle(d)
 
 
-def ask(d: Draft, event: ScaleAsked | WorkerDrainAsked) -> None:
+def answer(d: Draft, event: ScaleAsked | WorkerDrainAsked) -> None:
     """Do what an operator asks for, and answer."""
     try:
         if isinstance(event, ScaleAsked):
-            answer = Answer(told=_scale(d, event.num_workers))
+            reply = Answer(told=_scale(d, event.num_workers))
         else:
             _drain(d, event.worker)
-            answer = Answer()
+            reply = Answer()
     except EvenstepError as e:
-        answer = Answer(problem=str(e))
-    d.effects.append(Reply(message=answer))
+        reply = Answer(problem=str(e))
+    d.effects.append(Reply(message=reply))
 
 
 def _scale(d: Draft, num_workers: int) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _scale(d: Draft, num_workers: int) -> dict[str, Any]:
 
 
 def _drain(d: Draft, worker: WorkerId) -> None:
-    if give_up(d, worker, "an operator gave it up"):
+    if abandon(d, worker, "an operator gave it up"):
         return
     member = d.members.get(worker)
     if member is None:

@@ -26,14 +26,14 @@ from evenstep.wire import MAX_BYTES, Codec
 
 log = logging.getLogger("evenstep")
 
-FORMAT = 1
+RECORD_FORMAT = 1
 _major = attrgetter(*(name for name in RunState.__struct_fields__ if name not in MINOR))
 
 
 class RecordHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The first line."""
 
-    format: int = FORMAT
+    format: int = RECORD_FORMAT
     evenstep: str = __version__
 
 
@@ -131,15 +131,19 @@ class MembershipRecorder:
 
 def read_record(path: Path) -> Iterator[MembershipRecord]:
     """The records of a file. A last line that broke off is left out."""
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as e:
+        raise JournalError(str(path), 0, f"cannot be read: {e.strerror}") from None
+    with file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_BYTES + 1), b""), start=1):
             if not line.endswith(b"\n"):
                 return
             try:
                 if number > 1:
                     yield _records.decode(line)
-                elif (version := _headers.decode(line).format) != FORMAT:
-                    problem = f"is of format {version}; this evenstep reads {FORMAT}"
+                elif (version := _headers.decode(line).format) != RECORD_FORMAT:
+                    problem = f"is of format {version}; this evenstep reads {RECORD_FORMAT}"
                     raise JournalError(str(path), 1, problem)
             except InvalidInputError as e:
                 raise JournalError(str(path), number, e.problem) from None

@@ -43,7 +43,7 @@ def returned(d: Draft, worker: WorkerId, generation: int) -> None:
     _resume_if_complete(d)
 
 
-def give_up(d: Draft, worker: WorkerId, why: str) -> bool:
+def abandon(d: Draft, worker: WorkerId, why: str) -> bool:
     """Do not wait for a worker to come back. False: nobody did."""
     if not isinstance(d.phase, Returning) or worker not in d.phase.away:
         return False
@@ -69,11 +69,11 @@ def adopt(d: Draft, worker: WorkerId) -> None:
         d.expect_no_more(worker)
 
 
-def stop(d: Draft, why: str) -> None:
+def stop_without_away(d: Draft, why: str) -> None:
     """End the run in order, without the workers that are away."""
     for worker in sorted(d.away):
         d.evict_process(worker)
-        give_up(d, worker, "the run is ending")
+        abandon(d, worker, "the run is ending")
     roster.stop(d, why)
 
 
