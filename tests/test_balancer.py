@@ -98,7 +98,7 @@ def test_a_pause_is_said_again_until_it_is_over() -> None:
 def test_the_last_plan_says_why() -> None:
     balancer = Balancer(700, PACE)
     train(balancer, 3)
-    assert "would be last" in balancer.reason
+    assert "is slowest" in balancer.reason
 
 
 def test_a_run_can_be_recorded(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from evenstep.config import Choice, Settings
 from evenstep.decide.batching import POLICIES
 from evenstep.decide.cluster import Cluster
-from evenstep.decide.learning import check_rule
+from evenstep.decide.learning_rate import check_rule
 from evenstep.decide.machine import decide
 from evenstep.decide.scaling import HEURISTICS
 from evenstep.decide.scaling.utility import Utility
@@ -58,7 +58,7 @@ class Engine:
         return actions
 
     def _is_news(self, event: StepDone) -> bool:
-        return event.generation == self.cluster.generation and self.cluster.is_news(event)
+        return event.generation == self.cluster.generation and self.cluster.is_newer(event)
 
     def _foresee(self, event: StepDone) -> StepDone:
         """The event with each worker's expected pace in the coming step, if anyone wants it."""

@@ -425,10 +425,10 @@ def test_the_log_says_why_workers_are_launched_and_drained(
     assert orders == [
         "launching 3 workers: asked for",
         "launching 1 worker: in place of w2",
-        "launching 1 worker: 4 workers asked for",
-        "draining w3: asked for",
+        "launching 1 worker: size 4 requested",
+        "draining w3: requested by an operator",
         "draining w1: a spot notice",
-        "draining w4: 1 workers asked for",
+        "draining w4: size 1 requested",
     ]
 
 

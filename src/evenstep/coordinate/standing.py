@@ -15,7 +15,7 @@ from evenstep.coordinate.member import (
     Store,
     Terms,
 )
-from evenstep.decide.learning import most_workers
+from evenstep.decide.learning_rate import max_workers
 from evenstep.messages import Generation
 from evenstep.ports import Launcher
 from evenstep.types import WorkerId
@@ -60,7 +60,7 @@ class Standing:
     @property
     def _most(self) -> int:
         """Workers that the run may have: no more than its batch can be shared among."""
-        room = most_workers(self._brain.cluster.settings.batch) if self._brain else MOST_WORKERS
+        room = max_workers(self._brain.cluster.settings.batch) if self._brain else MOST_WORKERS
         return min(self.terms.most, room)
 
     def _is(self, worker: WorkerId, state: State) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from evenstep.config import BatchSettings
-from evenstep.decide.learning import global_batch
+from evenstep.decide.learning_rate import global_batch
 from evenstep.errors import ConfigError
 from evenstep.strict import whole
 from evenstep.train.comm.group import await_closed
