@@ -19,7 +19,7 @@ from evenstep.decide.scaling.utility import Utility
 from evenstep.errors import ConfigError, InvalidInputError
 from evenstep.journal import Journal
 from evenstep.ports import BatchPolicy, Foresees, ScalingHeuristic, look_up
-from evenstep.predict import make
+from evenstep.predict import make_forecaster
 from evenstep.strict import build
 from evenstep.types import (
     AnyAction,
@@ -40,7 +40,7 @@ class Engine:
     def __init__(self, settings: Settings, journal: Journal | None = None) -> None:
         self.cluster = assemble(settings)
         self.journal = journal
-        self._forecaster = make(settings.forecaster.name, settings.forecaster.options)
+        self._forecaster = make_forecaster(settings.forecaster.name, settings.forecaster.options)
         self._stays_because = ""
         self._outlook: dict[WorkerId, tuple[float, float]] = {}  # as the step at hand began
 
