@@ -126,10 +126,10 @@ def test_a_run_below_the_minimum_is_scaled_to_it(make: Make) -> None:
 @pytest.mark.parametrize(
     ("num", "sets", "batch", "told"),
     [
-        (3, (), {"batch": 2}, "a batch of 2 cannot give 3 workers their minimum, 3 together"),
+        (3, (), {"batch": 2}, "a batch of 2 cannot give 3 workers their minimum, 3 in total"),
         (1, ("workers.min=3",), {"batch": 2}, "a batch of 2 cannot give 3 workers"),
         (3, ("batch.min_share=2",), {"batch": 5}, "cannot give 3 workers their minimum, 6"),
-        (3, (), GROWS, "a batch of 2 cannot give 3 workers their minimum, 3 together"),
+        (3, (), GROWS, "a batch of 2 cannot give 3 workers their minimum, 3 in total"),
     ],
 )
 def test_workers_that_the_batch_has_no_samples_for_end_the_run_with_the_numbers(

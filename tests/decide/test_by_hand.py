@@ -35,7 +35,7 @@ def test_uniform_gives_the_odd_samples_to_the_first_and_respects_caps() -> None:
 
 
 def test_uniform_refuses_a_batch_that_does_not_fit() -> None:
-    with pytest.raises(BatchBoundsError, match="hold 8 together"):
+    with pytest.raises(BatchBoundsError, match="hold 8 in total"):
         Uniform().seat(None, fleet_of(Worker(id="a", cap=8), batch=9), 9)
 
 

@@ -220,7 +220,7 @@ def test_a_batch_that_the_caps_cannot_hold_pauses_with_the_numbers() -> None:
     _, actions = decide(cluster, Lost(workers=("a",)))
     assert len(actions) == 1
     assert isinstance(actions[0], Pause)
-    assert "a batch of 96 does not fit 1 workers that hold 64 together" in actions[0].reason
+    assert "a batch of 96 does not fit 1 workers that hold 64 in total" in actions[0].reason
 
 
 def test_a_batch_that_grows_with_the_workers_takes_the_learning_rate_along() -> None:
@@ -503,7 +503,7 @@ def test_any_history_leaves_a_whole_batch_and_consecutive_generations(
     [
         ({"plan_delay_steps": -5}, "plan_delay_steps: must not be negative, got -5"),
         ({"batch": {"size": 10**30}}, "batch.size: must be at most"),
-        ({"batch": {"size": 8, "min_share": 9}}, "batch.min_share: must lie between 0 and 8"),
+        ({"batch": {"size": 8, "min_share": 9}}, "batch.min_share: must lie in [0, 8]"),
         ({"scaling": {"look_again": float("nan")}}, "scaling.look_again: must be above 0"),
         (
             {"workers": {"max": 3}, "scaling": {"min_workers": 4}},
@@ -520,7 +520,7 @@ def test_any_history_leaves_a_whole_batch_and_consecutive_generations(
         ({"batch": {"size": 96, "lr_rule": "liner"}}, "did you mean linear?"),
         (
             {"scaling": {"heuristic": {"name": "utility", "linear": "10,3600"}}},
-            "samples: the utility heuristic needs the length of the job",
+            "samples: must be set: utility needs the length of the job",
         ),
     ],
 )

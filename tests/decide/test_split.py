@@ -203,9 +203,9 @@ def test_very_uneven_speeds_take_few_looks(speeds: list[float], batch: int) -> N
 @pytest.mark.parametrize(
     ("batch", "lower", "upper", "says"),
     [
-        (100, [0, 0], [30, 40], "a batch of 100 does not fit 2 workers that hold 70 together"),
-        (5, [4, 4], [30, 40], "a batch of 5 cannot give 2 workers their minimum, 8 together"),
-        (5, [], [], "a batch of 5 has no worker to go to"),
+        (100, [0, 0], [30, 40], "a batch of 100 does not fit 2 workers that hold 70 in total"),
+        (5, [4, 4], [30, 40], "a batch of 5 cannot give 2 workers their minimum, 8 in total"),
+        (5, [], [], "there is no worker for a batch of 5"),
     ],
 )
 def test_bounds_that_cannot_hold_the_batch_are_refused_with_the_numbers(
