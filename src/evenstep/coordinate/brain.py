@@ -15,7 +15,7 @@ from evenstep.engine import Engine
 from evenstep.errors import BatchBoundsError, ConfigError, JournalError, PlanError
 from evenstep.journal import Journal, read
 from evenstep.messages import ALIKE, Ready, differ
-from evenstep.pace import Means, Pace, Tally
+from evenstep.pace import MeanTimes, Pacer, SkippedSteps
 from evenstep.strict import build, override
 from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, StepReport, WorkerId
 
@@ -30,9 +30,9 @@ class Brain:
 
     def __init__(self, engine: Engine, facts: dict[str, Any], timer: Timer) -> None:
         self._engine, self._facts, self._timer = engine, facts, timer
-        self._pace = Pace()
+        self._pace = Pacer()
         self._balances = True
-        self._means, self._tally = Means(), Tally()
+        self._means, self._tally = MeanTimes(), SkippedSteps()
 
     @classmethod
     def begin(
@@ -126,8 +126,8 @@ class Brain:
         num, samples = done.steps.num, [r.samples for r in done.reports]
         compute_s = [r.compute_s for r in done.reports]
         spread_s = [r.spread_s for r in done.reports]
-        wanted = self._pace.wants(at_s, compute_s, num=num)
-        self._means.add(samples, compute_s, spread_s, anew=self._pace.lively, num=num)
+        wanted = self._pace.should_decide(at_s, compute_s, num=num)
+        self._means.add(samples, compute_s, spread_s, restart=self._pace.eventful, num=num)
         if not wanted:
             self._tally.add(done.generation, done.steps)
             return ()

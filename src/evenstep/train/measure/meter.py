@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import psutil
 import torch
 
-from evenstep.pace import PART
+from evenstep.pace import BUDGET_FRACTION
 
 LEAST_S = 1e-9
 
@@ -160,7 +160,7 @@ class Outlook:
             memory = psutil.virtual_memory()
             self.free_memory = memory.available / memory.total
             # A worker with little CPU looks around less often.
-            wait_s = max(every_s, (busy_s() - begun_s) / PART)
+            wait_s = max(every_s, (busy_s() - begun_s) / BUDGET_FRACTION)
 
 
 def busy_s() -> float:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from evenstep.engine import Engine
-from evenstep.pace import Means, Pace
+from evenstep.pace import MeanTimes, Pacer
 from evenstep.train.measure.meter import busy_s
 from evenstep.train.reduce.pulse import RankPlan, Report
 from evenstep.types import Joined, Pause, Plan, StepDone, Worker
@@ -19,7 +19,7 @@ class Agent:
     def __init__(self, engine: Engine, workers: Sequence[Worker]) -> None:
         self._engine = engine
         self._ids = [w.id for w in workers]
-        self._pace, self._means = Pace(), Means()
+        self._pace, self._means = Pacer(), MeanTimes()
         self._inbox: queue.SimpleQueue[tuple[float, StepDone] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._newest: Plan | None = None
@@ -40,8 +40,8 @@ class Agent:
         """Hand over what a step measured, by rank, if it is worth a decision."""
         compute_s = [r.compute_s for r in reports]
         with self._lock:
-            wanted, lively = self._pace.wants(at_s, compute_s), self._pace.lively
-        self._means.add([r.samples for r in reports], compute_s, anew=lively)
+            wanted, eventful = self._pace.should_decide(at_s, compute_s), self._pace.eventful
+        self._means.add([r.samples for r in reports], compute_s, restart=eventful)
         if not wanted:
             return
         rows = map(Report.of, reports, self._ids, *zip(*self._means.take(), strict=True))

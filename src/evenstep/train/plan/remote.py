@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from evenstep.messages import Generation, Stepped
-from evenstep.pace import Means, Pace, Tally
+from evenstep.pace import MeanTimes, Pacer, SkippedSteps
 from evenstep.train.reduce.pulse import Report
 from evenstep.types import Steps
 
@@ -23,7 +23,7 @@ class Reporter:
         self, tell: Callable[[Stepped], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._tell, self._clock = tell, clock
-        self._pace, self._means, self._tally = Pace(), Means(), Tally()
+        self._pace, self._means, self._tally = Pacer(), MeanTimes(), SkippedSteps()
 
     def look_closely(self) -> None:
         """The roster or the shares have changed: tell of the next few steps in any case."""
@@ -43,8 +43,8 @@ class Reporter:
         `position`: samples of the job that the run has walked through with it.
         """
         compute_s, samples = [r.compute_s for r in reports], [r.samples for r in reports]
-        wanted = self._pace.wants(self._clock(), compute_s)
-        self._means.add(samples, compute_s, anew=self._pace.lively)
+        wanted = self._pace.should_decide(self._clock(), compute_s)
+        self._means.add(samples, compute_s, restart=self._pace.eventful)
         if not wanted:
             self._tally.add(by.number, Steps(num=1, seconds=seconds, samples=sum(samples)))
             return
