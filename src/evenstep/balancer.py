@@ -100,8 +100,7 @@ class Balancer:
     def leave(self, worker: WorkerId) -> None:
         """Remove a worker; the others take over its share at once. Completes the reported step."""
         if worker not in self._engine.cluster.workers:
-            known = ", ".join(self._engine.cluster.workers)
-            raise InvalidInputError("leave", f"no worker {worker}; the workers are {known}")
+            raise InvalidInputError("leave", f"there is no worker {worker}")
         self._complete_step()
         self._handle(Left(workers=(worker,)))
 

@@ -1,8 +1,7 @@
 """The record of a run: one JSON line per event, with the actions decided on it.
 
 An event and its actions are one line and one write, so they are never separated. A crash can only
-truncate the last line; reading drops it and reports that. Any other damage is an error that names
-the line.
+truncate the last line, which reading drops. Any other damage raises an error with the line number.
 """
 
 from __future__ import annotations

@@ -9,11 +9,8 @@ from evenstep.decide.curve_points import (
     ALIKE_SIGMAS,
     SLOTS,
     CurvePoints,
-    carry_over_points,
     learn,
-    no_points,
     shrink_to_kind,
-    with_guesses,
 )
 from evenstep.types import Fleet, FloatArray, Outcome, Worker
 
@@ -24,7 +21,7 @@ def learned(
     *times: tuple[int, float], points: CurvePoints | None = None, spread_s: float = 0.0
 ) -> CurvePoints:
     """The points of one worker after these (share, seconds), or means of steps that scatter."""
-    points = points or carry_over_points(no_points(0.03), FLEET, 0.03)
+    points = points or CurvePoints.empty().carried_over(FLEET, 0.03)
     for step, (share, seconds) in enumerate(times):
         outcome = Outcome(
             step=step,
@@ -33,7 +30,7 @@ def learned(
             forecast_samples_per_s=np.array([np.nan]),
             spread_s=np.array([spread_s]),
         )
-        points = learn(points, with_guesses(points, FLEET, 100).curves(0.1), outcome)
+        points = learn(points, points.with_guesses(FLEET, 100).curves(0.1), outcome)
     return points
 
 
@@ -137,24 +134,24 @@ def test_silence_teaches_nothing_but_that_time_passes() -> None:
 def test_a_newcomer_takes_up_the_points_of_its_kind_and_a_stranger_none() -> None:
     points = learned((8, 1.0), (16, 1.5))
     wider = Fleet.of([Worker(id="a"), Worker(id="b", kind="odd"), Worker(id="w")], batch=100)
-    moved = carry_over_points(points, wider, 0.03)
+    moved = points.carried_over(wider, 0.03)
     assert moved.known.tolist() == [True, False, True]
     assert moved.seconds[0].tolist() == moved.seconds[2].tolist() == points.seconds[0].tolist()
     assert (moved.weight[0] <= moved.weight[2]).all()
-    guess = with_guesses(moved, wider, 90).curves(0.1)
+    guess = moved.with_guesses(wider, 90).curves(0.1)
     assert guess.seconds(np.full(3, 30))[1] > 0
 
 
 def test_one_point_is_no_curve_to_take_up() -> None:
     wider = Fleet.of([Worker(id="a"), Worker(id="w")], batch=100)
-    assert carry_over_points(learned((8, 1.0)), wider, 0.03).known.tolist() == [False, True]
+    assert learned((8, 1.0)).carried_over(wider, 0.03).known.tolist() == [False, True]
 
 
 def levels(kinds: str, *seconds: float, steps: int = 20) -> tuple[FloatArray, float]:
     """Of workers that take so long, over and over: what they are taken to take; standard error."""
     workers = [Worker(id=f"w{i}", kind=kind) for i, kind in enumerate(kinds)]
     fleet, shares = Fleet.of(workers, batch=100), np.full(len(kinds), 8)
-    points = carry_over_points(no_points(0.03), fleet, 0.03)
+    points = CurvePoints.empty().carried_over(fleet, 0.03)
     for step in range(steps):
         outcome = Outcome(
             step=step,
@@ -162,7 +159,7 @@ def levels(kinds: str, *seconds: float, steps: int = 20) -> tuple[FloatArray, fl
             compute_s=np.array(seconds) * (1.05 if step % 2 else 0.95),
             forecast_samples_per_s=np.full(len(kinds), np.nan),
         )
-        points = learn(points, with_guesses(points, fleet, 100).curves(0.1), outcome)
+        points = learn(points, points.with_guesses(fleet, 100).curves(0.1), outcome)
     curves = points.curves(0.1)
     factor = np.exp(shrink_to_kind(points, curves, fleet, shares))
     return curves.seconds(shares) * factor, float(np.sqrt(points.level_var[0]))

@@ -547,7 +547,7 @@ class Given(msgspec.Struct, frozen=True):
     [
         (np.array([48, 48]), "gave worker b 48 samples, more than its cap of 32."),
         (np.array([97, -1]), "gave worker a 97 samples, more than the batch of 96."),
-        (np.array([96, 0]), "gave worker b 0 samples, less than min_share, 1."),
+        (np.array([96, 0]), "gave worker b 0 samples, under min_share, 1."),
         (np.array([64, 31]), "assigned 95 samples of a batch of 96."),
         (np.array([96]), "gave [96], not one integer for each of 2 workers."),
         (np.array([64.0, 32.0]), "gave [64.0, 32.0], not one integer for each"),

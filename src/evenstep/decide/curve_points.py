@@ -65,6 +65,12 @@ class CurvePoints:
     unconfirmed: FloatArray  # 1: the last step was ignored until the next one confirms it
     last_jump: FloatArray  # log factor by which the last step changed the worker, mostly 0
 
+    @classmethod
+    def empty(cls) -> CurvePoints:
+        """The points of an empty fleet."""
+        slots = dict.fromkeys(("share", "seconds", "weight"), np.zeros((0, SLOTS)))
+        return cls(ids=(), **(dict.fromkeys(_column_names(), np.zeros(0)) | slots))
+
     @property
     def known(self) -> Mask:
         """Which workers have points."""
@@ -99,65 +105,50 @@ class CurvePoints:
         """The points of workers that take `exp(log_factor)` times as long."""
         return replace(self, seconds=self.seconds * np.exp(log_factor)[:, None])
 
+    def carried_over(self, fleet: Fleet, noise: float) -> CurvePoints:
+        """The points for a new fleet: known workers keep theirs, joiners inherit from their kind.
 
-def no_points(noise: float) -> CurvePoints:
-    """The points of an empty fleet."""
-    none, no_slots = np.zeros(0), np.zeros((0, SLOTS))
-    return CurvePoints(
-        ids=(),
-        share=no_slots,
-        seconds=no_slots,
-        weight=no_slots,
-        noise_var=none + noise**2,
-        error_ewma=none,
-        abs_error_ewma=none,
-        steps_since_change=none,
-        steps_since_learned=none,
-        max_share=none,
-        warmup_cost=none,
-        transient_rate=none,
-        unconfirmed=none,
-        last_jump=none,
-    )
+        Inherited points weigh less than measured ones. A kind that is new, or was measured at one
+        share only, has no curve to pass on.
+        """
+        rows = previous_rows(self.ids, fleet.ids)
+        fill = {"noise_var": noise**2, "abs_error_ewma": noise}
+        columns = {n: carry_over(getattr(self, n), rows, fill.get(n, 0.0)) for n in _column_names()}
+        points = CurvePoints(ids=fleet.ids, **columns)
+        donors = _median_of_kinds(points, fleet, (points.weight > 0).sum(axis=1) > 1)
+        known = points.known
+        row = [i if known[i] else donors.get(kind, i) for i, kind in enumerate(fleet.kinds)]
+        decay = np.where(known, 1.0, DECAY_ON_CHANGE)[:, None]
+        return replace(
+            points,
+            share=points.share[row],
+            seconds=points.seconds[row],
+            weight=points.weight[row] * decay,
+        )
 
+    def with_guesses(self, fleet: Fleet, batch: int) -> CurvePoints:
+        """The points, with one guess at an equal share for each worker without any.
 
-def carry_over_points(points: CurvePoints, fleet: Fleet, noise: float) -> CurvePoints:
-    """The points for a new fleet: workers that stay keep theirs, joiners inherit from their kind.
+        The guess follows `expected_speed`: its kind, its own warm-up, or its rated speed.
+        """
+        if self.known.all():
+            return self
+        measured = np.where(self.known, _speed(self), np.nan)
+        speed = expected_speed(fleet, measured)
+        share, seconds, weight = self.share.copy(), self.seconds.copy(), self.weight.copy()
+        empty = ~self.known
+        share[empty, 0], weight[empty, 0] = batch / len(fleet), 1.0
+        seconds[empty, 0] = share[empty, 0] / speed[empty]
+        return replace(self, share=share, seconds=seconds, weight=weight)
 
-    Inherited points weigh less than measured ones. A kind that is new, or was measured at a single
-    share, has no curve to pass on.
-    """
-    rows = previous_rows(points.ids, fleet.ids)
-    fill = {"noise_var": noise**2, "abs_error_ewma": noise}
-    columns = [f.name for f in fields(CurvePoints) if f.name != "ids"]
-    kept = {name: carry_over(getattr(points, name), rows, fill.get(name, 0.0)) for name in columns}
-    points = CurvePoints(ids=fleet.ids, **kept)
-    donors = _median_of_kinds(points, fleet, (points.weight > 0).sum(axis=1) > 1)
-    known = points.known
-    row = [i if known[i] else donors.get(kind, i) for i, kind in enumerate(fleet.kinds)]
-    decay = np.where(known, 1.0, DECAY_ON_CHANGE)[:, None]
-    return replace(
-        points,
-        share=points.share[row],
-        seconds=points.seconds[row],
-        weight=points.weight[row] * decay,
-    )
+    def transient_rate_after(self, was_transient: Mask, observed: Mask) -> FloatArray:
+        """The transient rate, updated where the outcome of a change was `observed`."""
+        rate = self.transient_rate
+        return np.where(observed, rate + TRANSIENT_GAIN * (was_transient - rate), rate)
 
 
-def with_guesses(points: CurvePoints, fleet: Fleet, batch: int) -> CurvePoints:
-    """The points, with one guess at an equal share for each worker without any.
-
-    The guess follows `expected_speed`: its kind, its own warm-up, or its rated speed.
-    """
-    if points.known.all():
-        return points
-    measured = np.where(points.known, _speed(points), np.nan)
-    speed = expected_speed(fleet, measured)
-    share, seconds, weight = points.share.copy(), points.seconds.copy(), points.weight.copy()
-    empty = ~points.known
-    share[empty, 0], weight[empty, 0] = batch / len(fleet), 1.0
-    seconds[empty, 0] = share[empty, 0] / speed[empty]
-    return replace(points, share=share, seconds=seconds, weight=weight)
+def _column_names() -> list[str]:
+    return [f.name for f in fields(CurvePoints) if f.name != "ids"]
 
 
 def shrink_to_kind(
@@ -270,18 +261,13 @@ def learn(points: CurvePoints, expected: FlatLinear, outcome: Outcome) -> CurveP
         steps_since_change=steps_since_change,
         steps_since_learned=np.where(learned, 0.0, points.steps_since_learned + 1.0),
         max_share=np.where(measured, np.maximum(points.max_share, share), points.max_share),
-        transient_rate=update_transient_rate(points.transient_rate, learned & ~surprise, confirms),
+        transient_rate=points.transient_rate_after(learned & ~surprise, confirms),
         unconfirmed=np.where(measured, step.ignored, points.unconfirmed),
         warmup_cost=np.where(redone, np.maximum(warmup_cost, -error), warmup_cost),
         last_jump=np.where(changed, error, np.where(learned, 0.0, points.last_jump)),
     )
     slot = np.where(near, slot, updated.weight.argmin(axis=1))
     return _store(updated, learned & ~(near & ~redone), near & ~redone, slot, share, took_s)
-
-
-def update_transient_rate(rate: FloatArray, was_transient: Mask, observed: Mask) -> FloatArray:
-    """The EWMA of transient changes, updated where the outcome of a change was `observed`."""
-    return np.where(observed, rate + TRANSIENT_GAIN * (was_transient - rate), rate)
 
 
 def _nearest(points: CurvePoints, share: FloatArray) -> tuple[IntArray, FloatArray]:

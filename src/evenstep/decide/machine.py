@@ -215,11 +215,8 @@ def _checked(cluster: Cluster, fleet: Fleet, shares: IntArray) -> IntArray:
         i = int(outside.argmax())
         share, lower, upper = int(shares[i]), int(fleet.lower[i]), int(fleet.upper[i])
         bound = "the batch" if cluster.workers[fleet.ids[i]].cap is None else "its cap"
-        limit = (
-            f"more than {bound} of {upper}" if share > upper else f"less than min_share, {lower}"
-        )
+        limit = f"more than {bound} of {upper}" if share > upper else f"under min_share, {lower}"
         raise PlanError(policy, f"gave worker {fleet.ids[i]} {share} samples, {limit}")
     if int(shares.sum()) != cluster.batch:
-        problem = f"assigned {shares.sum()} samples of a batch of {cluster.batch}"
-        raise PlanError(policy, problem)
+        raise PlanError(policy, f"assigned {shares.sum()} samples of a batch of {cluster.batch}")
     return shares

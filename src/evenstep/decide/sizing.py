@@ -148,11 +148,11 @@ def resize(
     kinds = kinds_of(staying, speed or {})
     if target > size:
         kind, why = kind_to_add(kinds.values()) if len(kinds) > 1 else ("", "")
-        order = Launch(num_workers=target - size, kind=kind, reason=_joined(reason, why))
+        order = Launch(num_workers=target - size, kind=kind, reason=_with_why(reason, why))
         return replace(cluster, launching=cluster.launching + order.num_workers), (order,)
     # Launches in flight cannot be cancelled: surplus workers are drained after they join.
     dropped, why = workers_to_drop(staying, kinds, max(0, len(staying) - target))
-    return drain(cluster, dropped, _joined(reason, why if len(kinds) > 1 else ""), may_stay=True)
+    return drain(cluster, dropped, _with_why(reason, why if len(kinds) > 1 else ""), may_stay=True)
 
 
 def drain(
@@ -164,5 +164,5 @@ def drain(
     return cluster, tuple(Drain(worker=w, reason=reason, may_stay=may_stay) for w in new)
 
 
-def _joined(reason: str, why: str) -> str:
+def _with_why(reason: str, why: str) -> str:
     return f"{reason}; {why}" if why else reason

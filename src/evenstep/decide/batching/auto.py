@@ -7,17 +7,9 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
+from evenstep.decide.batching.rules import check_start
 from evenstep.decide.carry_over import rated_speed
-from evenstep.decide.curve_points import (
-    CurvePoints,
-    carry_over_points,
-    learn,
-    no_points,
-    residuals,
-    shrink_to_kind,
-    update_transient_rate,
-    with_guesses,
-)
+from evenstep.decide.curve_points import CurvePoints, learn, residuals, shrink_to_kind
 from evenstep.decide.curves import FlatLinear, Mask
 from evenstep.decide.split import check_bounds, in_proportion, split, water_fill
 from evenstep.errors import ConfigError
@@ -56,8 +48,7 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     probe_cost: float = 0.0025  # fraction of time to spend on probing idle workers
 
     def __post_init__(self) -> None:
-        if self.start not in ("static", "uniform"):
-            raise ConfigError("start", f"must be static or uniform, got {self.start!r}")
+        check_start(self.start)
         for name in ("fixed_fraction", "noise", "worth", "probe_cost"):
             value = getattr(self, name)
             if not 0 < value < 1:
@@ -66,8 +57,8 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def seat(self, memory: AutoState | None, fleet: Fleet, batch: int) -> tuple[AutoState, Move]:
         """Shares by the known curves; new workers by their kind, warm-up or rated speed."""
         check_bounds(batch, fleet.lower, fleet.upper)
-        before = memory.points if memory else no_points(self.noise)
-        points = carry_over_points(before, fleet, self.noise)
+        before = memory.points if memory else CurvePoints.empty()
+        points = before.carried_over(fleet, self.noise)
         curves = self._curves(points, fleet, batch)
         memory = AutoState(points=points, curves=curves, forecast_change=np.zeros(len(fleet)))
         if points.known.any():
@@ -87,7 +78,7 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return memory, None
         if not memory.points.known.any():  # the very first step includes all warm-up: wait
             return replace(memory, points=points, curves=self._curves(points, fleet, batch)), None
-        guessed = with_guesses(points, fleet, batch)
+        guessed = points.with_guesses(fleet, batch)
         curves = guessed.curves(self.fixed_fraction)
         change = _forecast_change(memory.curves, curves, points, outcome)
         memory = AutoState(points=points, curves=curves, forecast_change=change)
@@ -118,7 +109,7 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return memory, (best, f"{name} is slowest: expected step {slowest_s:.4g} -> {best_s:.4g} s")
 
     def _curves(self, points: CurvePoints, fleet: Fleet, batch: int) -> FlatLinear:
-        return with_guesses(points, fleet, batch).curves(self.fixed_fraction)
+        return points.with_guesses(fleet, batch).curves(self.fixed_fraction)
 
     def pace(self, memory: AutoState, fleet: Fleet, outcome: Outcome) -> FloatArray:
         """Speed at an equal share, so that moves of the worker's own share do not show in it."""
@@ -171,7 +162,7 @@ def _expected(memory: AutoState, outcome: Outcome) -> tuple[CurvePoints, FlatLin
     change = np.where(measured, changes[best, np.arange(len(best))], 0.0)
     points = memory.points.rescaled(change)
     jumped = measured & (jump != 0)
-    rate = update_transient_rate(points.transient_rate, best == 2, jumped)
+    rate = points.transient_rate_after(best == 2, jumped)
     points = replace(points, transient_rate=rate)
     return points, memory.curves.scaled(np.exp(change))
 

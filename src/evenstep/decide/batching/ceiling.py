@@ -3,8 +3,8 @@
 The paper's rule is one line: if throughput drops after a share was raised, the previous share
 becomes the upper bound. Two additions make it robust to noise and changing machines. The drop must
 be statistically significant. And a bound is tied to the speed measured at it: if the worker later
-runs slower than that at no larger share, or faster, then the cause was another one or the machine
-has changed, and the bound is dropped.
+runs slower than that at no larger share, or faster, then the machine has changed or the drop had
+another cause, and the bound is removed.
 """
 
 from __future__ import annotations

@@ -9,13 +9,7 @@ import numpy as np
 
 from evenstep.decide.batching.rules import is_valid, require, working_bounds
 from evenstep.decide.carry_over import carry_over, previous_rows
-from evenstep.decide.curve_points import (
-    CurvePoints,
-    carry_over_points,
-    learn,
-    no_points,
-    with_guesses,
-)
+from evenstep.decide.curve_points import CurvePoints, learn
 from evenstep.decide.curves import FlatLinear
 from evenstep.decide.split import in_proportion, split
 from evenstep.ports import Move
@@ -63,18 +57,17 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def seat(self, memory: CurveState | None, fleet: Fleet, batch: int) -> tuple[CurveState, Move]:
         """Shares by the known curves; profiling starts for workers of a new kind."""
         lower, upper = working_bounds(fleet, batch)
-        before = memory.points if memory else no_points(NOISE)
-        points = carry_over_points(before, fleet, NOISE)
-        curves = with_guesses(points, fleet, batch).curves(0.0)
+        before = memory.points if memory else CurvePoints.empty()
+        points = before.carried_over(fleet, NOISE)
+        curves = points.with_guesses(fleet, batch).curves(0.0)
         planned = np.where(points.known, self._profile_steps, 0)
         if memory is not None:
             rows = previous_rows(before.ids, fleet.ids)
             kept = carry_over(memory.num_planned.astype(float), rows, 0.0)
             planned = np.where(rows < 0, planned, kept)
         base = split(curves, batch, lower, upper)
-        memory = CurveState(
-            points=points, curves=curves, base=base, num_planned=planned.astype(np.int64)
-        )
+        planned = planned.astype(np.int64)
+        memory = CurveState(points=points, curves=curves, base=base, num_planned=planned)
         if (memory.num_planned < self._profile_steps).any():
             return self._profile(memory, fleet, batch)
         return memory, (base, f"by the fitted curves of {len(fleet)} workers")
@@ -84,7 +77,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ) -> tuple[CurveState, Move | None]:
         """The next profiling size; after profiling, the min-max optimum if it gains enough."""
         points = learn(memory.points, memory.curves, outcome)
-        curves = with_guesses(points, fleet, batch).curves(0.0)
+        curves = points.with_guesses(fleet, batch).curves(0.0)
         memory = replace(memory, points=points, curves=curves)
         if (memory.num_planned < self._profile_steps).any():
             memory, move = self._profile(memory, fleet, batch)

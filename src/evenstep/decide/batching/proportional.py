@@ -9,6 +9,7 @@ import numpy as np
 
 from evenstep.decide.batching.ceiling import Ceilings, Speeds
 from evenstep.decide.batching.rules import (
+    check_start,
     is_valid,
     measured_speed,
     relative_change,
@@ -61,11 +62,7 @@ class Proportional(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drop: float = 0.05  # relative throughput loss, beyond noise, that sets an upper bound
 
     def __post_init__(self) -> None:
-        require(
-            self.start in ("static", "uniform"),
-            "start",
-            f"must be static or uniform, got {self.start!r}",
-        )
+        check_start(self.start)
         require(0 < self.smoothing <= 1, "smoothing", f"must lie in (0, 1], got {self.smoothing}")
         require(0 <= self.dead_band < 1, "dead_band", f"must lie in [0, 1), got {self.dead_band}")
         require(self.min_reports >= 1, "min_reports", f"must be 1 or more, got {self.min_reports}")

@@ -49,6 +49,11 @@ def relative_change(before: IntArray, after: IntArray | FloatArray) -> FloatArra
     return change
 
 
+def check_start(start: str) -> None:
+    """Raise a ConfigError unless a policy knows this way to start."""
+    require(start in ("static", "uniform"), "start", f"must be static or uniform, got {start!r}")
+
+
 def require(condition: bool, field: str, problem: str) -> None:
     """Raise a ConfigError unless the condition on a setting holds."""
     if not condition:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from evenstep.decide.batching.rules import is_valid, require, seconds_at, working_bounds
+from evenstep.decide.batching.rules import (
+    check_start,
+    is_valid,
+    require,
+    seconds_at,
+    working_bounds,
+)
 from evenstep.decide.carry_over import carry_over, expected_speed, previous_rows
 from evenstep.decide.curves import Mask
 from evenstep.decide.split import in_proportion
@@ -52,11 +58,7 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     resume: float = 0.05  # fraction of a step by which the gap must grow to restart
 
     def __post_init__(self) -> None:
-        require(
-            self.start in ("static", "uniform"),
-            "start",
-            f"must be static or uniform, got {self.start!r}",
-        )
+        check_start(self.start)
         require(self.window >= 1, "window", f"must be 1 or more, got {self.window}")
         require(
             self.max_window >= self.window,

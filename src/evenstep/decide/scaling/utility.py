@@ -60,7 +60,7 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             if x0 <= 0:
                 raise ConfigError("linear", f"x0 must be above 0 s, got {x0:g}")
             if y0 < 0:
-                raise ConfigError("linear", f"must not rise over time: y0 is {y0:g}")
+                raise ConfigError("linear", f"must not rise: y0 must be 0 or more, got {y0:g}")
             return (0.0, y0), (x0, 0.0)
         corners: list[tuple[float, float]] = []
         text = _text(self.step)
@@ -73,12 +73,10 @@ class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             if later_s <= end_s:
                 raise ConfigError("step", f"ends must increase, got {later_s:g} after {end_s:g}")
             if next_value > value:
-                raise ConfigError(
-                    "step", f"must not rise over time: {value:g}, then {next_value:g}"
-                )
+                raise ConfigError("step", f"must not rise: {value:g}, then {next_value:g}")
         last_s, last = corners[-1]
         if last < 0:
-            raise ConfigError("step", f"must not rise over time: {last:g}, then 0 at the end")
+            raise ConfigError("step", f"must not rise: {last:g}, then 0 at the end")
         if corners[0][0] > 0:
             corners.insert(0, (0.0, corners[0][1]))
         if initial_total_s > last_s:
