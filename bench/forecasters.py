@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from evenstep.ports import Forecaster
-from evenstep.predict import FORECASTERS, Gate
+from evenstep.predict import FORECASTERS, Gated
 from evenstep.testing import Series, constant, forecasts, interference
 from evenstep.types import FloatArray
 
@@ -72,7 +72,7 @@ def main() -> None:
     """Print both tables as Markdown."""
     made: dict[str, Callable[[], Forecaster]] = dict(FORECASTERS)
     gated: dict[str, Callable[[], Forecaster]] = {
-        f"{name}, gated": lambda kind=kind: Gate(inner=kind())  # type: ignore[misc]
+        f"{name}, gated": lambda kind=kind: Gated(inner=kind())  # type: ignore[misc]
         for name, kind in FORECASTERS.items()
         if name != "last"
     }

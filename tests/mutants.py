@@ -251,8 +251,8 @@ MUTANTS = [
     ),
     Mutant(
         DECIDE + "machine.py",
-        "    if num < least:",
-        "    if num <= least:",
+        "    if num < minimum:",
+        "    if num <= minimum:",
         "tests/decide",
     ),
     Mutant(
@@ -263,8 +263,8 @@ MUTANTS = [
     ),
     Mutant(
         DECIDE + "machine.py",
-        "    again = event.step <= cluster.furthest_step",
-        "    again = event.step < cluster.furthest_step",
+        "    repeated = event.step <= cluster.furthest_step",
+        "    repeated = event.step < cluster.furthest_step",
         "tests/decide tests/simulate",
     ),
     Mutant(
@@ -275,8 +275,8 @@ MUTANTS = [
     ),
     Mutant(
         DECIDE + "straggler.py",
-        ".num_under >= lasting]",
-        ".num_under > lasting]",
+        ".num_under >= min_under]",
+        ".num_under > min_under]",
         "tests/decide/test_straggler.py",
     ),
     Mutant(

@@ -98,7 +98,7 @@ def test_a_pause_is_said_again_until_it_is_over() -> None:
 def test_the_last_plan_says_why() -> None:
     balancer = Balancer(700, PACE)
     train(balancer, 3)
-    assert "would be last" in balancer.reason
+    assert "is slowest" in balancer.reason
 
 
 def test_a_run_can_be_recorded(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_refused_start_leaves_no_journal_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("worker", "seconds", "says"),
     [
-        ("x", 0.1, "no worker x; there are a, b, c"),
+        ("x", 0.1, "no worker x; the workers are a, b, c"),
         ("a", -0.1, "compute_s"),
         ("a", float("nan"), "compute_s"),
         ("a", 0.0, "is 0 for 234 samples"),
@@ -138,7 +138,7 @@ def test_a_report_that_cannot_be_is_refused(worker: str, seconds: float, says: s
 def test_reporting_twice_is_refused() -> None:
     balancer = Balancer(700, PACE)
     balancer.report("a", 0.1)
-    with pytest.raises(InvalidInputError, match="a reported this step already"):
+    with pytest.raises(InvalidInputError, match="a has already reported this step"):
         balancer.report("a", 0.1)
 
 
@@ -157,7 +157,7 @@ def test_a_batch_must_be_one_or_more(batch: int) -> None:
 def test_what_is_no_number_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="batch: expected a whole number, 1 or more, got '5'"):
         Balancer("5", ["a"])  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="workers: expected several names, got 3"):
+    with pytest.raises(InvalidInputError, match="workers: expected a list of names, got 3"):
         Balancer(5, 3)  # type: ignore[arg-type]
     balancer = Balancer(700, PACE)
     with pytest.raises(ConfigError, match="seconds: expected a number, got 'fast'"):

@@ -170,9 +170,9 @@ def test_cut_anywhere_a_journal_reads_as_a_prefix_and_goes_on(tmp_path: Path) ->
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
         if cut < ends[0]:
-            with pytest.raises(JournalError, match="no whole header"):
+            with pytest.raises(JournalError, match="no complete header"):
                 read(path)
-            with pytest.raises(JournalError, match="no whole header"):
+            with pytest.raises(JournalError, match="no complete header"):
                 Journal.resume(path)
             assert path.read_bytes() == whole[:cut]
             continue
@@ -223,7 +223,7 @@ def test_damage_in_the_middle_is_refused_by_line_number(
         (b"hello\n", "line 1"),
         (b'{"format":1,"settings":{"batch":{"size":0}}}\n', "line 1"),
         (b'{"format":1,"settings":{"batch":{"size":8},"bach":1}}\n', "line 1"),
-        (b"", "no whole header"),
+        (b"", "no complete header"),
     ],
 )
 def test_what_is_no_journal_of_this_version_is_refused(

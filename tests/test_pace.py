@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.pace import FRESH_STEPS, LONGEST, NOTICED, PART, SAVED_S, SAVED_STEPS, Means, Pace
+from evenstep.pace import (
+    BUDGET_FRACTION,
+    BURST_S,
+    BURST_STEPS,
+    MAX_STEP_RATIO,
+    MIN_CHANGE,
+    WATCHED_STEPS,
+    MeanTimes,
+    Pacer,
+)
 from evenstep.types import SHORTEST_S
 
 ROUNDING_S = 1e-9
@@ -46,12 +55,12 @@ def with_idle(idle: float) -> list[float]:
     return [1.0, 1.0 - 2.0 * idle]
 
 
-def run(pace: Pace, history: Sequence[Step], now_s: float = 0.0) -> list[tuple[float, float]]:
+def run(pace: Pacer, history: Sequence[Step], now_s: float = 0.0) -> list[tuple[float, float]]:
     """When decisions were made, and what each took."""
     decisions = []
     for step in history:
         now_s += step.after_s
-        if pace.wants(now_s, step.compute_s):
+        if pace.should_decide(now_s, step.compute_s):
             pace.decided(step.took_s, moved=step.moved)
             decisions.append((now_s, step.took_s))
     return decisions
@@ -63,20 +72,20 @@ def calm(num: int, after_s: float, took_s: float = 0.0, idle: float = 0.0) -> li
 
 @given(st.lists(steps, max_size=60))
 def test_deciding_takes_no_more_than_its_part_over_any_while(history: list[Step]) -> None:
-    decisions = run(Pace(), history)
+    decisions = run(Pacer(), history)
     longest_s = max((s for step in history for s in step.compute_s), default=0.0)
-    saved_s = max(SAVED_S, SAVED_STEPS * longest_s)
+    saved_s = max(BURST_S, BURST_STEPS * longest_s)
     for first, (begin_s, _) in enumerate(decisions):
         spent_s = 0.0
         for now_s, took_s in decisions[first:]:
             # The last may be begun with whatever is left; it is paid back before the next.
-            assert spent_s <= saved_s + PART * (now_s - begin_s) + ROUNDING_S
+            assert spent_s <= saved_s + BUDGET_FRACTION * (now_s - begin_s) + ROUNDING_S
             spent_s += took_s
 
 
 @given(
     idle=st.floats(0.0, 0.4),
-    jitter=st.lists(st.floats(0.0, 0.99 * NOTICED), min_size=200, max_size=200),
+    jitter=st.lists(st.floats(0.0, 0.99 * MIN_CHANGE), min_size=200, max_size=200),
     after_s=st.floats(0.001, 1.0),
     took_s=st.floats(0.0001, 0.01),
 )
@@ -84,46 +93,46 @@ def test_a_calm_cluster_is_asked_seldom(
     idle: float, jitter: list[float], after_s: float, took_s: float
 ) -> None:
     history = [Step(after_s, with_idle(idle + more), took_s, False) for more in jitter]
-    decisions = run(Pace(), history)
-    later = [now_s for now_s, _ in decisions[FRESH_STEPS:]]
+    decisions = run(Pacer(), history)
+    later = [now_s for now_s, _ in decisions[WATCHED_STEPS:]]
     for before_s, now_s in pairwise(later):  # half of its part, and so half is saved
-        assert now_s - before_s >= 2 * took_s / PART - ROUNDING_S
+        assert now_s - before_s >= 2 * took_s / BUDGET_FRACTION - ROUNDING_S
 
 
 @given(after_s=st.floats(0.001, 1.0), took_s=st.floats(0.0001, 0.01), most=st.floats(0.0, 0.5))
 def test_a_noisy_cluster_is_asked_no_more_often_once_its_noise_is_known(
     after_s: float, took_s: float, most: float
 ) -> None:
-    pace = Pace()
+    pace = Pacer()
     noise = [Step(after_s, with_idle(idle), took_s, False) for idle in (0.0, most)]
     run(pace, noise * 20)
     later = [now_s for now_s, _ in run(pace, noise * 100, 40 * after_s)]
     for before_s, now_s in pairwise(later):
-        assert now_s - before_s >= 2 * took_s / PART - ROUNDING_S
+        assert now_s - before_s >= 2 * took_s / BUDGET_FRACTION - ROUNDING_S
 
 
 @given(
     idle=st.floats(0.0, 0.4),
-    more=st.floats(1.5 * NOTICED, 0.1),
+    more=st.floats(1.5 * MIN_CHANGE, 0.1),
     history=st.lists(steps, max_size=20),
     after_s=st.floats(0.0, 1.0),
 )
 def test_a_change_is_decided_on_at_once_if_anything_is_left(
     idle: float, more: float, history: list[Step], after_s: float
 ) -> None:
-    pace = Pace()
+    pace = Pacer()
     # A long calm first, in which what came before is forgotten, but not enough to save all up.
     owed_s = now_s = 0.0
     for step in [*history, *calm(60, after_s, 0.001, idle)]:
         longest = max(step.compute_s, default=0.0)
-        most_s = LONGEST * longest if longest > SHORTEST_S else math.inf
-        owed_s = max(0.0, owed_s - PART * min(step.after_s, most_s))
+        most_s = MAX_STEP_RATIO * longest if longest > SHORTEST_S else math.inf
+        owed_s = max(0.0, owed_s - BUDGET_FRACTION * min(step.after_s, most_s))
         owed_s += sum(took_s for _, took_s in run(pace, [step], now_s))
         now_s += step.after_s
     changed = with_idle(idle + more)
-    left_s = max(SAVED_S, SAVED_STEPS * max(changed)) - owed_s
+    left_s = max(BURST_S, BURST_STEPS * max(changed)) - owed_s
     if abs(left_s) > ROUNDING_S:
-        assert pace.wants(now_s, changed) == (left_s > 0)
+        assert pace.should_decide(now_s, changed) == (left_s > 0)
 
 
 @given(
@@ -135,10 +144,10 @@ def test_time_in_which_nobody_trains_is_not_saved_up(
     breaks: list[float], idle: list[float], took_s: float
 ) -> None:
     def asked_in(breaks: Sequence[float]) -> list[int]:
-        pace, now_s, asked = Pace(), 0.0, []
+        pace, now_s, asked = Pacer(), 0.0, []
         for i, (more_s, part) in enumerate(zip(breaks, idle, strict=True)):
-            now_s += LONGEST + more_s
-            if pace.wants(now_s, with_idle(part)):
+            now_s += MAX_STEP_RATIO + more_s
+            if pace.should_decide(now_s, with_idle(part)):
                 pace.decided(took_s, moved=False)
                 asked.append(i)
         return asked
@@ -147,38 +156,42 @@ def test_time_in_which_nobody_trains_is_not_saved_up(
 
 
 def test_steps_that_it_was_not_asked_about_count_as_training() -> None:
-    one_by_one, at_once = Pace(), Pace()
-    run(one_by_one, calm(FRESH_STEPS, 1.0, 0.01))
-    run(at_once, calm(FRESH_STEPS, 1.0, 0.01))
-    waited = [one_by_one.wants(FRESH_STEPS + i, with_idle(0.0)) for i in range(1, 5)]
+    one_by_one, at_once = Pacer(), Pacer()
+    run(one_by_one, calm(WATCHED_STEPS, 1.0, 0.01))
+    run(at_once, calm(WATCHED_STEPS, 1.0, 0.01))
+    waited = [one_by_one.should_decide(WATCHED_STEPS + i, with_idle(0.0)) for i in range(1, 5)]
     assert waited == [False, False, False, True]
-    assert at_once.wants(FRESH_STEPS + 4.0, with_idle(0.0), num=4)
+    assert at_once.should_decide(WATCHED_STEPS + 4.0, with_idle(0.0), num=4)
 
 
 @given(st.integers(0, 40), st.floats(0.001, 0.1))
 def test_the_steps_after_a_plan_are_watched_and_no_more_of_them(
     before: int, after_s: float
 ) -> None:
-    pace = Pace()
-    run(pace, calm(FRESH_STEPS + before, after_s, 0.01))
-    now_s = (FRESH_STEPS + before) * after_s
+    pace = Pacer()
+    run(pace, calm(WATCHED_STEPS + before, after_s, 0.01))
+    now_s = (WATCHED_STEPS + before) * after_s
     pace.decided(0.02, moved=True)
-    wanted = [pace.wants(now_s + i * after_s, with_idle(0.1)) for i in range(1, 2 * FRESH_STEPS)]
-    assert wanted == [True] * FRESH_STEPS + [False] * (FRESH_STEPS - 1)
+    wanted = [
+        pace.should_decide(now_s + i * after_s, with_idle(0.1)) for i in range(1, 2 * WATCHED_STEPS)
+    ]
+    assert wanted == [True] * WATCHED_STEPS + [False] * (WATCHED_STEPS - 1)
 
 
 @pytest.mark.parametrize("compute_s", [[], [0.0], [0.0, 0.0], [0.0, 1.0], [1.0], [5e-324, 0.0]])
 def test_any_times_will_do(compute_s: list[float]) -> None:
-    pace = Pace()
+    pace = Pacer()
     run(pace, [Step(0.01, compute_s, 0.001, False)] * 20)
-    assert pace.wants(1e6, compute_s)
+    assert pace.should_decide(1e6, compute_s)
 
 
 def test_who_works_alone_never_waits_for_anyone() -> None:
-    pace = Pace()
-    run(pace, [Step(1.0, [1.0], 0.01, False)] * FRESH_STEPS)
+    pace = Pacer()
+    run(pace, [Step(1.0, [1.0], 0.01, False)] * WATCHED_STEPS)
     sizes = [0.1, 5.0, 0.0, 1.0]  # nothing to notice, whatever it takes
-    assert not any(pace.wants(FRESH_STEPS + i * 0.1, [size]) for i, size in enumerate(sizes))
+    assert not any(
+        pace.should_decide(WATCHED_STEPS + i * 0.1, [size]) for i, size in enumerate(sizes)
+    )
 
 
 @given(
@@ -195,10 +208,10 @@ def test_who_works_alone_never_waits_for_anyone() -> None:
 def test_means_are_of_like_steps_since_somebody_was_asked(
     history: list[tuple[tuple[int, ...], list[float], bool, bool]],
 ) -> None:
-    means, like, before = Means(), list[float](), tuple[int, ...]()
+    means, like, before = MeanTimes(), list[float](), tuple[int, ...]()
     for samples, steps_s, anew, asked in history:
         given = [fmean(steps_s) * n for n in samples], [pstdev(steps_s) * n for n in samples]
-        means.add(samples, *given, anew=anew, num=len(steps_s))
+        means.add(samples, *given, restart=anew, num=len(steps_s))
         if anew or samples != before:
             like.clear()
         like, before = [*like, *steps_s], samples
@@ -213,11 +226,11 @@ def test_means_are_of_like_steps_since_somebody_was_asked(
 
 
 def test_a_step_is_lively_that_shows_something_new_or_follows_on_it() -> None:
-    pace = Pace()
+    pace = Pacer()
     run(pace, calm(50, 1.0))
-    assert not pace.lively
-    for i, idle in enumerate([0.3] + [0.0] * FRESH_STEPS):
-        pace.wants(51.0 + i, with_idle(idle))
-        assert pace.lively
-    pace.wants(60.0, with_idle(0.0))
-    assert not pace.lively
+    assert not pace.eventful
+    for i, idle in enumerate([0.3] + [0.0] * WATCHED_STEPS):
+        pace.should_decide(51.0 + i, with_idle(idle))
+        assert pace.eventful
+    pace.should_decide(60.0, with_idle(0.0))
+    assert not pace.eventful

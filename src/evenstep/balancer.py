@@ -1,6 +1,6 @@
-"""The brain as a plain object, for any framework: report what workers measured, get their shares.
+"""The brain as a plain object, for any framework: report step times, get shares.
 
-This is LB-BSP's batch size manager without a wire or a clock. It imports no torch.
+This is LB-BSP's batch size manager without network or clock. It does not import torch.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from evenstep.types import AnyAction, Joined, Left, Pause, StepDone, StepReport,
 
 
 class Balancer:
-    """Shares of a fixed global batch, balanced step by step.
+    """Balances the shares of a fixed global batch, step by step.
 
         balancer = Balancer(512, ["fast", "slow"])
         shares = balancer.shares()                     # {"fast": 256, "slow": 256}
-        balancer.report("fast", 0.11)                  # seconds of compute, waiting excluded
+        balancer.report("fast", 0.11)                  # compute seconds, excluding waits
         balancer.report("slow", 0.34)
-        shares = balancer.shares()                     # of the next step
+        shares = balancer.shares()                     # for the next step
 
-    Shares always add up to the batch and keep within each worker's cap. `policy` and `forecaster`
-    are names, or mappings with a name and options. With a journal, close the balancer at the end
-    or use it as a context.
+    Shares always add up to the batch and respect each worker's cap. `policy` and `forecaster` are
+    names, or mappings with a name and options. With a journal, close the balancer at the end or use
+    it as a context manager.
     """
 
     def __init__(
@@ -42,19 +42,19 @@ class Balancer:
         journal: Path | None = None,
     ) -> None:
         if isinstance(workers, str) or not isinstance(workers, Iterable):
-            raise InvalidInputError("workers", f"expected several names, got {workers!r}")
+            raise InvalidInputError("workers", f"expected a list of names, got {workers!r}")
         size = {"size": whole("batch", batch, 1), "min_share": min_share}
         checked = build(Settings, {"batch": size, "policy": policy, "forecaster": forecaster})
         self._engine = Engine(checked)
         self._elapsed_s = 0.0
-        self._paused = ""
+        self._pause_reason = ""
         self._reports: dict[WorkerId, StepReport] = {}
-        first = Joined(workers=tuple(_worker(w) for w in workers))
-        if not first.workers:
-            raise InvalidInputError("workers", "none given; name at least one")
+        joined = Joined(workers=tuple(_worker(w) for w in workers))
+        if not joined.workers:
+            raise InvalidInputError("workers", "the list is empty; name at least one")
         if journal is not None:
             self._engine.journal = Journal.create(journal, checked)
-        self._handle(first)
+        self._handle(joined)
 
     def report(
         self,
@@ -65,20 +65,20 @@ class Balancer:
         free_cpu: SupportsFloat = 1.0,
         free_memory: SupportsFloat = 1.0,
     ) -> None:
-        """What a worker measured in the step at hand: compute seconds, waiting excluded.
+        """Report one worker's compute seconds in the current step, excluding waits.
 
-        `samples` is its share unless it computed another number. `free_cpu` and `free_memory` are
-        fractions as the next step begins; forecasts rest on them.
+        `samples` defaults to its share. `free_cpu` and `free_memory` are fractions at the start of
+        the next step; forecasts use them.
         """
         planned = self._engine.cluster.shares.get(worker)
         if planned is None:
             known = ", ".join(self._engine.cluster.shares)
-            raise InvalidInputError("report", f"no worker {worker}; there are {known}")
+            raise InvalidInputError("report", f"no worker {worker}; the workers are {known}")
         if worker in self._reports:
-            raise InvalidInputError("report", f"{worker} reported this step already")
+            raise InvalidInputError("report", f"{worker} has already reported this step")
         self._reports[worker] = StepReport(
             worker=worker,
-            # Whatever a framework calls a number becomes one of Python's, which journals can hold.
+            # Convert the framework's number types to Python's, which a journal can store.
             samples=planned if samples is None else whole("samples", samples),
             compute_s=_number("seconds", seconds),
             free_cpu=_number("free_cpu", free_cpu),
@@ -86,26 +86,26 @@ class Balancer:
         )
 
     def shares(self) -> dict[WorkerId, int]:
-        """Each worker's share of the coming step. Closes the step that was reported, if one was."""
-        self._close_step()
+        """Each worker's share of the next step. Completes the reported step, if any."""
+        self._complete_step()
         if not self._engine.cluster.shares:
-            raise PausedError(self._paused)
+            raise PausedError(self._pause_reason)
         return dict(self._engine.cluster.shares)
 
     def join(self, worker: WorkerId | Worker) -> None:
-        """Take a worker in; the shares change at once. Closes the step that was reported."""
-        self._close_step()
+        """Add a worker; the shares change at once. Completes the reported step."""
+        self._complete_step()
         self._handle(Joined(workers=(_worker(worker),)))
 
     def leave(self, worker: WorkerId) -> None:
-        """Let a worker go; the others take over its share at once. Closes the step, as `join`."""
+        """Remove a worker; the others take over its share at once. Completes the reported step."""
         if worker not in self._engine.cluster.workers:
-            raise InvalidInputError("leave", f"no worker {worker}")
-        self._close_step()
+            raise InvalidInputError("leave", f"there is no worker {worker}")
+        self._complete_step()
         self._handle(Left(workers=(worker,)))
 
     def close(self) -> None:
-        """End the journal, if there is one."""
+        """Close the journal, if there is one."""
         if self._engine.journal is not None:
             self._engine.journal.close()
 
@@ -117,11 +117,11 @@ class Balancer:
 
     @property
     def reason(self) -> str:
-        """Why the shares are what they are."""
+        """The reason for the current shares."""
         plan = self._engine.cluster.plan
         return plan.reason if plan else ""
 
-    def _close_step(self) -> None:
+    def _complete_step(self) -> None:
         reports, self._reports = tuple(self._reports.values()), {}
         slowest_s = max((r.compute_s for r in reports), default=0.0)
         if slowest_s > 0:
@@ -139,7 +139,7 @@ class Balancer:
         actions: tuple[AnyAction, ...] = self._engine.handle(self._elapsed_s, event)
         for action in actions:
             if isinstance(action, Pause):
-                self._paused = action.reason
+                self._pause_reason = action.reason
                 raise PausedError(action.reason)
 
 

@@ -1,4 +1,4 @@
-"""The one config tree: every setting of the brain, its default, and what it must not be."""
+"""The config tree: every setting of the brain, its default and its valid range."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from evenstep.types import MOST_SAMPLES
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plug chosen by name, with its options: `auto`, or `{name: shift, window: 20}`."""
+    """A plug-in by name, with its options: `auto`, or `{name: shift, window: 20}`."""
 
     name: str
     options: dict[str, Any] = {}
 
     @classmethod
     def from_plain(cls, data: Any) -> Choice:
-        """Read the short form (a name) or the long one (a mapping with a name)."""
+        """Read the short form (a name) or the long form (a mapping with a name)."""
         if isinstance(data, str) and data:
             return cls(data)
         if isinstance(data, dict) and isinstance(data.get("name"), str):
@@ -35,9 +35,9 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     size: int = 0
     per_worker: int = 0
     limit: int = 0
-    min_share: int = 0  # 0: a worker that only slows the step down may get nothing
-    lr_rule: str = "linear"  # what a changed batch does to the learning rate
-    lr_warmup_steps: int = 0  # in which the learning rate follows a batch that has grown
+    min_share: int = 0  # 0: a worker that would only slow the step down may get nothing
+    lr_rule: str = "linear"  # how the learning rate follows the batch
+    lr_warmup_steps: int = 0  # steps of the ramp to a new learning rate
 
     def __post_init__(self) -> None:
         for name in ("size", "per_worker", "limit"):
@@ -46,7 +46,7 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if (self.size > 0) == (self.per_worker > 0):
             raise ConfigError(
                 "",
-                "give either size (a fixed global batch) or per_worker with limit, 1 or more: "
+                "set either size (a fixed global batch) or per_worker with limit, 1 or more: "
                 f"got size {self.size} and per_worker {self.per_worker}",
             )
         if self.per_worker > 0 and self.limit < self.per_worker:
@@ -58,9 +58,9 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ConfigError(name, f"must be at most {MOST_SAMPLES}: {getattr(self, name)}")
         if self.lr_warmup_steps < 0:
             raise ConfigError("lr_warmup_steps", f"must not be negative: {self.lr_warmup_steps}")
-        most = self.size or self.per_worker
-        if not 0 <= self.min_share <= most:
-            raise ConfigError("min_share", f"must lie between 0 and {most}, got {self.min_share}")
+        upper = self.size or self.per_worker
+        if not 0 <= self.min_share <= upper:
+            raise ConfigError("min_share", f"must lie in [0, {upper}], got {self.min_share}")
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,15 +75,15 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class ScalingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The search for the size of the cluster. Off while no heuristic is named."""
+    """The search for the cluster size. Off unless a heuristic is set."""
 
     heuristic: Choice | None = None
     period_steps: int = 10  # steps between two looks
     step_workers: int = 4  # workers added or removed at once
-    min_workers: int = 1  # the search goes no lower; it is workers.min that pauses a run
-    passes: int = 3  # lowest pairs that must pass before the search stops looking down
-    settle_steps: int = 100  # data the next larger size needs before the search settles
-    look_again: float = 0.2  # relative shift in throughput for good that reopens the search
+    min_workers: int = 1  # lower bound of the search; workers.min is what pauses a run
+    passes: int = 3  # lowest pairs that must pass before smaller sizes are no longer tried
+    settle_steps: int = 100  # steps of data the next larger size needs before the search settles
+    look_again: float = 0.2  # permanent relative shift in throughput that restarts the search
 
     def __post_init__(self) -> None:
         for name in ("period_steps", "step_workers", "min_workers", "passes", "settle_steps"):
@@ -94,13 +94,13 @@ class ScalingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class StragglerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whom to replace: off by default, as in the paper."""
+    """Straggler replacement: off by default, as in the paper."""
 
     replace: bool = False
-    threshold: float = 0.8  # of the throughput that its kind should have
-    alpha: float = 0.1
-    warmup_steps: int = 20  # rebalance first: reports before anyone is judged
-    cooldown_steps: int = 200  # after a replacement that was no better
+    threshold: float = 0.8  # fraction of the usual throughput of its kind
+    alpha: float = 0.1  # EWMA gain of that fraction
+    warmup_steps: int = 20  # steps below the threshold before a replacement: rebalancing is first
+    cooldown_steps: int = 200  # without replacements after one that was no faster
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
@@ -113,7 +113,7 @@ class StragglerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything the brain can be told."""
+    """All settings of the brain."""
 
     batch: BatchSettings
     policy: Choice = Choice("auto")
@@ -122,7 +122,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     scaling: ScalingSettings = ScalingSettings()
     straggler: StragglerSettings = StragglerSettings()
     samples: int = 0  # length of the job, for heuristics that look ahead; 0: unknown
-    plan_delay_steps: int = 0  # steps that workers have prefetched beyond the one reported
+    plan_delay_steps: int = 0  # steps that workers have prefetched beyond the reported one
 
     def __post_init__(self) -> None:
         for name in ("samples", "plan_delay_steps"):

@@ -1,4 +1,4 @@
-"""Reports -> forecasts -> decide -> record: the loop that all three clocks share."""
+"""Reports -> forecasts -> decide -> record: the loop shared by real runs, simulator and replay."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from evenstep.config import Choice, Settings
 from evenstep.decide.batching import POLICIES
 from evenstep.decide.cluster import Cluster
-from evenstep.decide.learning import check_rule
+from evenstep.decide.learning_rate import check_rule
 from evenstep.decide.machine import decide
 from evenstep.decide.scaling import HEURISTICS
 from evenstep.decide.scaling.utility import Utility
 from evenstep.errors import ConfigError, InvalidInputError
 from evenstep.journal import Journal
 from evenstep.ports import BatchPolicy, Foresees, ScalingHeuristic, look_up
-from evenstep.predict import make
+from evenstep.predict import make_forecaster
 from evenstep.strict import build
 from evenstep.types import (
     AnyAction,
@@ -35,85 +35,85 @@ from evenstep.types import (
 
 
 class Engine:
-    """The brain with its forecaster and its journal, on whatever clock calls it."""
+    """The brain with its forecaster and journal; the caller supplies the clock."""
 
     def __init__(self, settings: Settings, journal: Journal | None = None) -> None:
         self.cluster = assemble(settings)
         self.journal = journal
-        self._forecaster = make(settings.forecaster.name, settings.forecaster.options)
-        self._stays_because = ""
-        self._outlook: dict[WorkerId, tuple[float, float]] = {}  # as the step at hand began
+        self._forecaster = make_forecaster(settings.forecaster.name, settings.forecaster.options)
+        self._last_stay_reason = ""
+        self._outlook: dict[WorkerId, tuple[float, float]] = {}  # at the start of this step
 
     def handle(self, at_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:
-        """Decide on an event and record both. An event that is refused leaves no trace."""
+        """Decide on an event and record both. A rejected event changes nothing."""
         if not math.isfinite(at_s):
-            raise InvalidInputError("at_s", f"must be a time, got {at_s}")
-        if isinstance(event, StepDone) and event.forecasts is None and self._is_news(event):
-            event = self._foresee(event)
+            raise InvalidInputError("at_s", f"must be finite, got {at_s}")
+        if isinstance(event, StepDone) and event.forecasts is None and self._is_current(event):
+            event = self._with_forecasts(event)
         cluster, decided = decide(self.cluster, event)
-        actions, stays_because = without_repeats(decided, self._stays_because)
+        actions, stay_reason = without_repeats(decided, self._last_stay_reason)
         if self.journal is not None:
             self.journal.append(at_s, event, actions)
-        self.cluster, self._stays_because = cluster, stays_because
+        self.cluster, self._last_stay_reason = cluster, stay_reason
         return actions
 
-    def _is_news(self, event: StepDone) -> bool:
-        return event.generation == self.cluster.generation and self.cluster.is_news(event)
+    def _is_current(self, event: StepDone) -> bool:
+        return event.generation == self.cluster.generation and self.cluster.is_newer(event)
 
-    def _foresee(self, event: StepDone) -> StepDone:
-        """The event with each worker's expected pace in the coming step, if anyone wants it."""
+    def _with_forecasts(self, event: StepDone) -> StepDone:
+        """The event with a forecast of each worker's speed, if the policy uses forecasts."""
         policy, fleet = self.cluster.policy, self.cluster.fleet
         if not isinstance(policy, Foresees) or fleet is None:
             return event
         self._forecaster.seat(fleet.ids)
-        pace = policy.pace(self.cluster.memory, fleet, Outcome.of(event, fleet))
-        # A step's pace belongs to the outlook it began with, reported at the end of the one before.
-        self._forecaster.learn(pace, self._column(fleet))
+        speed = policy.pace(self.cluster.memory, fleet, Outcome.of(event, fleet))
+        # A step's speed belongs to the outlook at its start, which came with the previous reports.
+        self._forecaster.learn(speed, self._outlooks(fleet))
         self._outlook |= {r.worker: (r.free_cpu, r.free_memory) for r in event.reports}
-        told = self._forecaster.forecast(self._column(fleet)).tolist()
-        of = {w: f if math.isfinite(f) else None for w, f in zip(fleet.ids, told, strict=True)}
-        forecasts = tuple(of.get(r.worker) for r in event.reports)
+        column = self._forecaster.forecast(self._outlooks(fleet)).tolist()
+        by_id = {w: f if math.isfinite(f) else None for w, f in zip(fleet.ids, column, strict=True)}
+        forecasts = tuple(by_id.get(r.worker) for r in event.reports)
         return msgspec.structs.replace(event, forecasts=forecasts)
 
-    def _column(self, fleet: Fleet) -> FloatArray:
+    def _outlooks(self, fleet: Fleet) -> FloatArray:
         return np.array([self._outlook.get(w, (math.nan, math.nan)) for w in fleet.ids])
 
 
 def without_repeats(
-    actions: tuple[AnyAction, ...], stays_because: str
+    actions: tuple[AnyAction, ...], last_reason: str
 ) -> tuple[tuple[AnyAction, ...], str]:
-    """Actions without a Stay for the same reason as the last one, and the reason of the last one.
+    """The actions without a Stay that repeats the last one's reason, and the new last reason.
 
-    The size is looked at every few steps, and mostly the answer is the same. A change of the
-    cluster in between makes it news again.
+    The size search runs every few steps and mostly gives the same answer. Any action other than a
+    Plan resets it.
     """
     kept: list[AnyAction] = []
     for action in actions:
         if isinstance(action, Stay):
-            if action.reason == stays_because:
+            if action.reason == last_reason:
                 continue
-            stays_because = action.reason
+            last_reason = action.reason
         elif not isinstance(action, Plan):
-            stays_because = ""
+            last_reason = ""
         kept.append(action)
-    return tuple(kept), stays_because
+    return tuple(kept), last_reason
 
 
 def assemble(settings: Settings) -> Cluster:
-    """An empty cluster with the policy and the heuristic that the settings name."""
+    """An empty cluster with the policy and heuristic named in the settings."""
     check_rule(settings.batch.lr_rule)
-    policy: BatchPolicy = _plug("policy", "policies", settings.policy, POLICIES)
+    policy: BatchPolicy = _plugin("policy", "policies", settings.policy, POLICIES)
     heuristic: ScalingHeuristic | None = None
     chosen = settings.scaling.heuristic
     if chosen is not None:
-        heuristic = _plug("scaling.heuristic", "heuristics", chosen, HEURISTICS)
+        heuristic = _plugin("scaling.heuristic", "heuristics", chosen, HEURISTICS)
         if isinstance(heuristic, Utility) and settings.samples <= 0:
-            raise ConfigError("samples", "the utility heuristic needs the length of the job")
+            raise ConfigError("samples", "must be set: utility needs the length of the job")
     return Cluster(settings=settings, policy=policy, heuristic=heuristic)
 
 
-def _plug(setting: str, group: str, choice: Choice, built_in: Mapping[str, type[Any]]) -> Any:
-    """The plug that was chosen, its options checked."""
+def _plugin(setting: str, group: str, choice: Choice, built_in: Mapping[str, type[Any]]) -> Any:
+    """The chosen plug-in, with validated options."""
     try:
         return build(look_up(group, choice.name, built_in), choice.options)
     except ConfigError as e:

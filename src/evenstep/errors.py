@@ -1,15 +1,15 @@
-"""Everything evenstep raises on purpose.
+"""The base class of all errors, and the errors shared by several rooms.
 
     EvenstepError
-    +-- ConfigError         a setting is unknown, of the wrong kind, or contradicts another
+    +-- ConfigError         a setting is unknown, of the wrong type, or contradicts another
     |   +-- UnknownSettingError
-    +-- InvalidInputError   a value handed in cannot be true: a negative time, a NaN, a duplicate
-    +-- BatchBoundsError    the shares' bounds cannot hold the batch
-    +-- PausedError         the workers there are cannot train
-    +-- PlanError           a policy planned shares that break the batch or a worker's cap
-    +-- JournalError        a journal cannot be read, with the line that is wrong
+    +-- InvalidInputError   an input value is impossible: a negative time, a NaN, a duplicate
+    +-- BatchBoundsError    the workers' bounds cannot hold the batch
+    +-- PausedError         the current workers cannot train
+    +-- PlanError           a policy planned shares that break the batch or a worker's bounds
+    +-- JournalError        a journal cannot be read or written, with the line number
 
-Each also inherits the built-in that people already catch.
+An error of a single room is defined there. Each also inherits the built-in that people catch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from difflib import get_close_matches
 
 
 class EvenstepError(Exception):
-    """The base of all errors of evenstep."""
+    """The base class of all errors of evenstep."""
 
 
 class ConfigError(EvenstepError, ValueError):
-    """A setting is unknown, of the wrong kind, or contradicts another.
+    """A setting is unknown, of the wrong type, or contradicts another.
 
     `field` is the dotted path of the setting, `source` the file or flag it came from.
     """
@@ -37,13 +37,13 @@ class ConfigError(EvenstepError, ValueError):
         return f"{self.field}: {self.problem}{where}" if self.field else f"{self.problem}{where}"
 
     def within(self, key: str, source: str = "") -> ConfigError:
-        """The same error, seen from one level further out."""
+        """The same error with `key` prepended to its path."""
         field = f"{key}.{self.field}" if key and self.field else key or self.field
         return type(self)(field, self.problem, self.source or source)
 
 
 class UnknownSettingError(ConfigError):
-    """A setting that does not exist; `problem` is the one that was perhaps meant."""
+    """A setting that does not exist; `problem` names the nearest one that does."""
 
     def __str__(self) -> str:
         where = f" ({self.source})" if self.source else ""
@@ -51,7 +51,7 @@ class UnknownSettingError(ConfigError):
 
 
 class InvalidInputError(EvenstepError, ValueError):
-    """A value that was handed in cannot be true."""
+    """An input value is impossible."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(field, problem)
@@ -70,20 +70,20 @@ class BatchBoundsError(EvenstepError, ValueError):
 
     def __str__(self) -> str:
         if self.num_workers == 0:
-            return f"a batch of {self.batch} has no worker to go to. Add a worker."
+            return f"there is no worker for a batch of {self.batch}. Add a worker."
         if self.batch > self.most:
             return (
                 f"a batch of {self.batch} does not fit {self.num_workers} workers that hold "
-                f"{self.most} together. Lower the batch, raise the caps, or add workers."
+                f"{self.most} in total. Lower the batch, raise the caps, or add workers."
             )
         return (
             f"a batch of {self.batch} cannot give {self.num_workers} workers their minimum, "
-            f"{self.least} together. Raise the batch, lower min_share, or use fewer workers."
+            f"{self.least} in total. Raise the batch, lower min_share, or use fewer workers."
         )
 
 
 class PausedError(EvenstepError, RuntimeError):
-    """The workers there are cannot train: too few, or too small for the batch."""
+    """The current workers cannot train: too few, or too small for the batch."""
 
 
 class PlanError(EvenstepError, ValueError):
@@ -96,12 +96,12 @@ class PlanError(EvenstepError, ValueError):
     def __str__(self) -> str:
         return (
             f"policy {self.policy} {self.problem}. A policy must keep each share between "
-            "fleet.lower and fleet.upper, and their sum at the batch."
+            "fleet.lower and fleet.upper, and their sum equal to the batch."
         )
 
 
 class JournalError(EvenstepError, ValueError):
-    """A journal cannot be read. `line` counts from 1; 0 is the file itself."""
+    """A journal cannot be read or written. `line` counts from 1; 0 is the file as a whole."""
 
     def __init__(self, path: str, line: int, problem: str) -> None:
         super().__init__(path, line, problem)
@@ -113,11 +113,11 @@ class JournalError(EvenstepError, ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that was perhaps meant; empty if none is near.
+    """The most similar known name, empty if none is similar.
 
-    Names that begin alike come first: `automatic` means `auto`, not `static`.
+    A common prefix takes precedence: `automatic` suggests `auto`, not `static`.
     """
     names = list(known)
-    alike = [k for k in names if min(len(k), len(name)) > 2 and k.startswith(name[: len(k)])]
-    near = get_close_matches(name, alike, n=1, cutoff=0.0) or get_close_matches(name, names, n=1)
+    prefixed = [k for k in names if min(len(k), len(name)) > 2 and k.startswith(name[: len(k)])]
+    near = get_close_matches(name, prefixed, n=1, cutoff=0.0) or get_close_matches(name, names, n=1)
     return near[0] if near else ""

@@ -1,7 +1,7 @@
-"""The record of a run: one JSON line per event, with what was decided on it.
+"""The record of a run: one JSON line per event, with the actions decided on it.
 
-An event and its actions are one line, written by one call: they are never torn apart. A crash can
-tear the last line only; reading drops it and says so. What else is wrong is refused by line number.
+An event and its actions are one line and one write, so they are never separated. A crash can only
+truncate the last line, which reading drops. Any other damage raises an error with the line number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMAT = 1
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first line: what is needed to decide again."""
+    """The first line: what a replay needs."""
 
     format: int = FORMAT
     evenstep: str = __version__
@@ -37,7 +37,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One event and what was decided on it."""
+    """One event and the actions decided on it."""
 
     at_s: float = msgspec.field(name="at")  # on the run's own clock
     event: AnyEvent
@@ -54,11 +54,11 @@ _records: Codec[Record] = Codec(Record)
 
 
 class Journal:
-    """Appends to one file, whole lines only, and is its only writer. See `create` and `resume`."""
+    """The only writer of one journal file; appends whole lines. See `create` and `resume`."""
 
     def __init__(self, path: Path, file: int, dropped_bytes: int = 0) -> None:
         self.path = path
-        self.dropped_bytes = dropped_bytes  # of a last line that was torn when the run was resumed
+        self.dropped_bytes = dropped_bytes  # of a truncated last line, when resumed
         self._file = file
         self._end = os.fstat(file).st_size
 
@@ -66,12 +66,12 @@ class Journal:
     def create(
         cls, path: Path | str, settings: Settings, about: dict[str, Any] | None = None
     ) -> Journal:
-        """A new journal. One that exists is never overwritten."""
+        """A new journal; never overwrites an existing one."""
         header = Header(settings=settings, about=about or {})
         line = _headers.encode(header)
         if _headers.decode(line) != header:
             raise InvalidInputError(
-                "settings", "do not survive JSON; use numbers, text, lists and mappings alone"
+                "settings", "cannot be stored as JSON; use only numbers, text, lists and mappings"
             )
         path = Path(path)
         journal = cls(path, _open(path, os.O_CREAT | os.O_EXCL))
@@ -80,12 +80,12 @@ class Journal:
 
     @classmethod
     def resume(cls, path: Path | str) -> Journal:
-        """Go on with a journal, after cutting off a last line that was torn."""
+        """Continue a journal, after removing a truncated last line."""
         path = Path(path)
         file = _open(path, 0)
         try:
             _header(path)
-            end, size = _whole(file), os.fstat(file).st_size
+            end, size = _end_of_lines(file), os.fstat(file).st_size
             os.ftruncate(file, end)
             return cls(path, file, dropped_bytes=size - end)
         except BaseException:
@@ -93,13 +93,13 @@ class Journal:
             raise
 
     def append(self, at_s: float, event: AnyEvent, actions: tuple[AnyAction, ...]) -> None:
-        """Write one record and hand it to the system, so that a crash of this process keeps it."""
+        """Write one record to the operating system: it survives a crash of this process."""
         if not math.isfinite(at_s):
             raise InvalidInputError("at_s", f"must be finite, got {at_s}")
         self._write(_records.encode(Record(at_s=at_s, event=event, actions=actions)))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file; further writes raise."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -112,10 +112,10 @@ class Journal:
 
     def _write(self, line: bytes) -> None:
         if self._file < 0:
-            raise JournalError(str(self.path), 0, "is closed; resume it to go on writing")
+            raise JournalError(str(self.path), 0, "is closed; resume it to continue writing")
         try:
             if os.write(self._file, line) < len(line):
-                os.ftruncate(self._file, self._end)  # a full disk took half of it
+                os.ftruncate(self._file, self._end)  # undo a partial write to a full disk
                 raise JournalError(str(self.path), 0, "cannot be written: the disk is full")
         except OSError as e:
             raise JournalError(str(self.path), 0, f"cannot be written: {e.strerror}") from e
@@ -123,11 +123,11 @@ class Journal:
 
 
 class Records:
-    """The records of a journal, read from the file each time they are gone through."""
+    """The records of a journal, read from the file on every iteration."""
 
     def __init__(self, path: Path, *, torn: bool) -> None:
         self.path = path
-        self.torn = torn  # the last line broke off and is not among the records
+        self.torn = torn  # the last line is truncated and was dropped
 
     def __iter__(self) -> Iterator[Record]:
         with self.path.open("rb") as file:
@@ -140,7 +140,7 @@ class Records:
 
 
 def read(path: Path | str) -> tuple[Header, Records]:
-    """The header and, lazily, the records. Whether the last line was torn is `records.torn`."""
+    """The header and, lazily, the records. `records.torn`: the last line is truncated."""
     path = Path(path)
     header = _header(path)
     with path.open("rb") as file:
@@ -155,10 +155,10 @@ def _header(path: Path) -> Header:
     except OSError as e:
         raise JournalError(str(path), 0, f"cannot be read: {e.strerror}") from None
     if not line.endswith(b"\n"):
-        raise JournalError(str(path), 1, "has no whole header: not a journal, or one never begun")
+        raise JournalError(str(path), 1, "has no complete header; is this a journal?")
     version = _decode(_versions, path, 1, line).format
     if version != FORMAT:
-        raise JournalError(str(path), 1, f"is of format {version}; this evenstep reads {FORMAT}")
+        raise JournalError(str(path), 1, f"has format {version}; this evenstep reads {FORMAT}")
     return _decode(_headers, path, 1, line)
 
 
@@ -174,7 +174,7 @@ def _open(path: Path, flags: int) -> int:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
     except FileExistsError:
         raise JournalError(
-            str(path), 0, "exists and is not overwritten; name another file, or resume it"
+            str(path), 0, "exists already and is not overwritten; choose another file, or resume it"
         ) from None
     except OSError as e:
         raise JournalError(str(path), 0, f"cannot be opened: {e.strerror}") from None
@@ -186,8 +186,8 @@ def _open(path: Path, flags: int) -> int:
     return file
 
 
-def _whole(file: int) -> int:
-    """How many bytes of the file are whole lines."""
+def _end_of_lines(file: int) -> int:
+    """The number of bytes up to the end of the last complete line."""
     end = os.fstat(file).st_size
     while end > 0:
         start = max(0, end - 2**16)

@@ -1,12 +1,11 @@
-"""How often the brain is asked: at once when a step shows something new, seldom when all is calm.
+"""Rate limit for decisions: at once when a step shows something new, rarely while all is calm.
 
-The brain shares a machine with training. A decision takes it a millisecond or two, which is nothing
-beside a step of a second and a fifth of one of ten milliseconds. So it gets a bounded part of the
-time, saves up while nothing happens, and spends it on every step when something does. Telling the
-brain of a step from another process takes time too, and is paced in the same way.
+The brain shares a machine with training. A decision takes a millisecond or two: nothing next to a
+step of a second, a fifth of a step of ten milliseconds. So decisions get a token bucket of time,
+which fills while nothing happens and is spent on every step when something does. Reporting a step
+to a brain in another process takes time too, and is limited in the same way.
 
-Only time in which the workers train counts: what a long evaluation saved up would be spent on
-the steps after it.
+Only training time fills the bucket: a long evaluation must not pay for the steps after it.
 """
 
 from __future__ import annotations
@@ -17,68 +16,68 @@ from typing import Protocol
 
 from evenstep.types import SHORTEST_S, Steps
 
-PART = 0.005  # of the time, at most, over any longer while
-SAVED_S = 0.1  # of deciding: what may be saved up for livelier times, and is there to begin with,
-SAVED_STEPS = 2.0  # or as many steps, if they take longer: to find shares takes some decisions
-NOTICED = 0.05  # of a step lost to waiting, beyond what is usual, makes it worth a decision
-UNLIKELY = 4.0  # times what it usually varies by: else noise would use up what is saved
-FRESH_STEPS = 5  # watched closely after each plan
-MEMORY = 0.2  # weight of the newest step in what is usual
-LONGEST = 3.0  # times what its slowest worker computed: what a step took beyond is no training
+BUDGET_FRACTION = 0.005  # of training time that decisions may take in the long run
+BURST_S = 0.1  # token-bucket burst: initial and maximum decision-time budget,
+BURST_STEPS = 2.0  # or this many steps if they are longer: good shares take several decisions
+MIN_CHANGE = 0.05  # increase of the idle fraction of a step that triggers a decision
+CHANGE_DEVIATIONS = 4.0  # mean deviations that it must exceed too: noise must not drain the bucket
+WATCHED_STEPS = 5  # steps decided on after each plan
+GAIN = 0.2  # EWMA gain of the idle fraction and its deviation
+MAX_STEP_RATIO = 3.0  # time beyond this many times the slowest compute time is not training
 
 
-class Pace:
-    """Tells which steps are worth a decision."""
+class Pacer:
+    """Decides which steps are worth a decision."""
 
     def __init__(self) -> None:
-        self._owed_s = 0.0  # spent, and not earned yet
+        self._debt_s = 0.0  # decision time spent and not yet refilled
         self._trained_s = 0.0
-        self._seen_s: float | None = None
-        self._calm_until_s = 0.0
-        self._usual: float | None = None  # part of a step lost to waiting
-        self._varies = 0.0
-        self._fresh = FRESH_STEPS
-        self.lively = True  # the last step showed something new, or is one of a few to watch
+        self._last_s: float | None = None
+        self._next_calm_s = 0.0  # training time of the next decision while calm
+        self._idle: float | None = None  # EWMA of the idle fraction of a step
+        self._deviation = 0.0
+        self._num_watched = WATCHED_STEPS
+        self.eventful = True  # the last step showed a change, or is one to watch
 
-    def wants(self, now_s: float, compute_s: Sequence[float], *, num: int = 1) -> bool:
-        """Whether to decide on a step in which the workers computed for so long.
+    def should_decide(self, now_s: float, compute_s: Sequence[float], *, num: int = 1) -> bool:
+        """Whether to decide on a step with these compute times.
 
-        `num`: steps since it was last asked about one, with this one.
+        `num`: steps since the last call, including this one.
         """
-        longest = max(compute_s, default=0.0)
-        if self._seen_s is not None:
-            most_s = LONGEST * num * longest if longest > SHORTEST_S else math.inf
-            trained_s = min(now_s - self._seen_s, most_s)
+        slowest_s = max(compute_s, default=0.0)
+        if self._last_s is not None:
+            max_s = MAX_STEP_RATIO * num * slowest_s if slowest_s > SHORTEST_S else math.inf
+            trained_s = min(now_s - self._last_s, max_s)
             self._trained_s += trained_s
-            self._owed_s = max(0.0, self._owed_s - PART * trained_s)
-        self._seen_s = now_s
-        idle = 1.0 - sum(compute_s) / (len(compute_s) * longest) if longest > 0 else 0.0
-        if self._usual is None:
-            self._usual = idle
-        beyond = idle - self._usual
-        noticed = beyond > max(NOTICED, UNLIKELY * self._varies)
-        self._usual += MEMORY * beyond
-        self._varies += MEMORY * (abs(beyond) - self._varies)
-        self.lively = noticed or self._fresh > 0
-        self._fresh = FRESH_STEPS if noticed else max(0, self._fresh - 1)
-        is_left = self._owed_s < max(SAVED_S, SAVED_STEPS * longest)
-        return is_left and (self.lively or self._trained_s >= self._calm_until_s)
+            self._debt_s = max(0.0, self._debt_s - BUDGET_FRACTION * trained_s)
+        self._last_s = now_s
+        idle = 1.0 - sum(compute_s) / (len(compute_s) * slowest_s) if slowest_s > 0 else 0.0
+        if self._idle is None:
+            self._idle = idle
+        increase = idle - self._idle
+        changed = increase > max(MIN_CHANGE, CHANGE_DEVIATIONS * self._deviation)
+        self._idle += GAIN * increase
+        self._deviation += GAIN * (abs(increase) - self._deviation)
+        self.eventful = changed or self._num_watched > 0
+        self._num_watched = WATCHED_STEPS if changed else max(0, self._num_watched - 1)
+        has_budget = self._debt_s < max(BURST_S, BURST_STEPS * slowest_s)
+        return has_budget and (self.eventful or self._trained_s >= self._next_calm_s)
 
     def decided(self, took_s: float, *, moved: bool) -> None:
-        """A decision was made: what it took, and whether it made a new plan."""
-        self._owed_s += took_s
-        # Half of what comes in is kept for livelier times.
-        self._calm_until_s = self._trained_s + 2 * took_s / PART
+        """Account for a decision: the time it took, and whether it made a new plan."""
+        self._debt_s += took_s
+        # Spend half of the budget while calm, so that the bucket refills.
+        self._next_calm_s = self._trained_s + 2 * took_s / BUDGET_FRACTION
         if moved:
-            self._fresh = FRESH_STEPS
-            self._usual = None
+            self._num_watched = WATCHED_STEPS
+            self._idle = None
 
 
-class Means:
-    """What workers computed for on average, since the last step that somebody was asked about.
+class MeanTimes:
+    """Mean compute times of the workers since the last decision.
 
-    Where steps scatter, one of them says little, and of those in between nobody would hear. Only
-    steps of the same samples are alike.
+    A single noisy step says little, and the steps between decisions would be lost. Only steps with
+    the same samples are averaged.
     """
 
     def __init__(self) -> None:
@@ -93,21 +92,21 @@ class Means:
         compute_s: Sequence[float],
         spread_s: Sequence[float] = (),
         *,
-        anew: bool,
+        restart: bool,
         num: int = 1,
     ) -> None:
-        """A step; or `num` of them by their means and spreads. `anew`: forget those before."""
-        if anew or self._samples != list(samples) or not self._num:
+        """Add a step, or `num` steps by their means and spreads. `restart`: drop earlier ones."""
+        if restart or self._samples != list(samples) or not self._num:
             self._samples, self._num = list(samples), 0
             self._sums, self._squares = [0.0] * len(samples), [0.0] * len(samples)
         for i, mean_s in enumerate(compute_s):
-            within = spread_s[i] if spread_s else 0.0
+            sd_s = spread_s[i] if spread_s else 0.0
             self._sums[i] += num * mean_s
-            self._squares[i] += num * (mean_s * mean_s + within * within)
+            self._squares[i] += num * (mean_s * mean_s + sd_s * sd_s)
         self._num += num
 
     def take(self) -> list[tuple[float, float]]:
-        """The mean of each worker and its standard deviation, once."""
+        """Each worker's mean and standard deviation; the next `add` starts anew."""
         means = [total / self._num for total in self._sums]
         squares = [total / self._num for total in self._squares]
         self._num = 0
@@ -115,24 +114,24 @@ class Means:
         return list(zip(means, spreads, strict=True))
 
 
-class Tally:
-    """Counts the steps that nobody was asked about, for the next one that somebody is.
+class SkippedSteps:
+    """Counts the steps without a decision, for the next one with a decision.
 
-    Those of an earlier generation count as samples only: how long a step took with other workers
-    says nothing of those that there are now.
+    Steps of an earlier generation count by their samples only: their times were measured on another
+    roster.
     """
 
     def __init__(self) -> None:
         self._generation, self._steps = 0, Steps()
 
     def add(self, generation: int, steps: Steps) -> None:
-        """Some more."""
+        """Count more steps."""
         if generation != self._generation:
             self._generation, self._steps = generation, Steps(samples=self._steps.samples)
         self._steps += steps
 
     def take(self, generation: int) -> Steps:
-        """All of them, once."""
+        """The totals; the count restarts at zero."""
         self.add(generation, Steps())
         steps, self._steps = self._steps, Steps()
         return steps
@@ -151,7 +150,7 @@ class Sampling:
     """Which steps a leader reports: each new one at once, uneventful ones by their mean."""
 
     def __init__(self) -> None:
-        self._pace, self._means, self._tally = Pace(), Means(), Tally()
+        self._pace, self._means, self._tally = Pacer(), MeanTimes(), SkippedSteps()
 
     def sample(
         self,
@@ -168,8 +167,8 @@ class Sampling:
         in between, which were not reported.
         """
         compute_s, samples = [r.compute_s for r in reports], [r.samples for r in reports]
-        wanted = self._pace.wants(now_s, compute_s)
-        self._means.add(samples, compute_s, anew=self._pace.lively)
+        wanted = self._pace.should_decide(now_s, compute_s)
+        self._means.add(samples, compute_s, restart=self._pace.eventful)
         if not wanted:
             self._tally.add(generation, Steps(num=1, seconds=seconds, samples=sum(samples)))
             return None

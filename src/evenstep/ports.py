@@ -1,8 +1,8 @@
-"""Every plug on one screen: what can be replaced by name, and how a name is looked up.
+"""Every plug-in protocol on one screen, and how a plug-in is looked up by name.
 
-A third party ships a class and names it under the entry-point group of its plug; forecasters have a
-contract to subclass in `evenstep.testing`. A plug that decides (policy, heuristic) is a frozen
-value: its fields are its settings, and what it remembers is handed to it and handed back.
+A third party ships a class and registers it under the plug-in's entry-point group; forecasters have
+a contract test to subclass in `evenstep.testing`. Policies and heuristics are frozen values: their
+fields are their settings, and their state is passed in and returned.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from evenstep.errors import ConfigError, nearest
 from evenstep.types import Fleet, FloatArray, IntArray, Launch, Outcome, WorkerId
 
 Memory = Any
-"""What a policy remembers between steps: opaque to everyone else, never changed in place."""
+"""A policy's state between steps: opaque to its caller, never modified in place."""
 
 Move = tuple[IntArray, str]
 """Shares in the fleet's order, and why."""
 
 
 class BatchPolicy(Protocol):
-    """Given this step's reports and forecasts: which shares next, and why."""
+    """Decides on the next shares, and why, given a step's reports and forecasts."""
 
     def seat(self, memory: Memory | None, fleet: Fleet, batch: int) -> tuple[Memory, Move]:
-        """First shares of a fleet. `memory` is that of the fleet before, whoever was in it."""
+        """First shares of a fleet. `memory` is the state of the previous fleet, None at first."""
         ...
 
     def next(
         self, memory: Memory, fleet: Fleet, batch: int, shares: IntArray, outcome: Outcome
     ) -> tuple[Memory, Move | None]:
-        """Shares of the next step, or None to keep `shares`. Sum and bounds always hold."""
+        """Shares of the next step, or None to keep `shares`. They must keep the sum and bounds."""
         ...
 
 
 @runtime_checkable
 class Foresees(Protocol):
-    """A batch policy that looks ahead. Only for these does anyone spend time on forecasts."""
+    """A batch policy that uses forecasts; for other policies none are made."""
 
     def pace(self, memory: Memory, fleet: Fleet, outcome: Outcome) -> FloatArray:
-        """The speed whose course is to be forecast, in samples per second. NaN: not measured."""
+        """The speed to forecast, in samples per second. NaN: not measured."""
         ...
 
 
 class Forecaster(Protocol):
-    """Learns each worker's speed, one step at a time, all workers of a roster at once."""
+    """Learns the speed of all workers of a roster, one step at a time."""
 
     def seat(self, workers: Sequence[WorkerId]) -> None:
-        """Follow the roster: keep what is known of those who stay, forget those who left."""
+        """Adopt a roster: keep the state of workers that stay, drop that of workers that left."""
         ...
 
     def learn(self, speed: FloatArray, outlook: FloatArray) -> None:
-        """The step's samples per second (NaN: none measured) and its (free CPU, free memory)."""
+        """A step's samples per second (NaN: not measured) and its (free CPU, free memory)."""
         ...
 
     def forecast(self, outlook: FloatArray) -> FloatArray:
-        """Samples per second of the coming step, whose `outlook` is known. NaN: cannot tell."""
+        """Samples per second of the next step, given its `outlook`. NaN: no forecast."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -64,15 +64,15 @@ class Forecaster(Protocol):
 
 
 class ScalingHeuristic(Protocol):
-    """Whether a larger size of the cluster is worth it over a smaller one."""
+    """Decides whether a larger cluster is worth it, compared with a smaller one."""
 
     def worth(self, smaller: SizeRecord, larger: SizeRecord, job: JobView) -> tuple[bool, str]:
-        """Pass or fail, and the figures it rests on."""
+        """Pass or fail, and the figures behind it."""
         ...
 
 
 class SizeRecord(Protocol):
-    """What is known of one size of the cluster."""
+    """Measurements of one cluster size."""
 
     @property
     def num_workers(self) -> int: ...
@@ -85,7 +85,7 @@ class SizeRecord(Protocol):
 
 
 class JobView(Protocol):
-    """How far the job is."""
+    """Progress of the job."""
 
     @property
     def elapsed_s(self) -> float: ...
@@ -98,7 +98,7 @@ class JobView(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts and stops workers. A started one reports by joining."""
+    """Starts and stops workers. A started worker joins by itself."""
 
     def launch(self, order: Launch) -> None: ...
     def stop(self, worker: WorkerId) -> None: ...
@@ -111,7 +111,7 @@ class Sink(Protocol):
 
 
 def look_up(group: str, name: str, built_in: Mapping[str, type[Any]]) -> type[Any]:
-    """The class called `name`: built in, or from the entry points `evenstep.<group>`."""
+    """The class named `name`: built in, or from the entry points `evenstep.<group>`."""
     if name in built_in:
         return built_in[name]
     found = {e.name: e for e in entry_points(group=f"evenstep.{group}")}

@@ -1,4 +1,4 @@
-"""Plain data into structs, strictly: what does not fit is named by its dotted path."""
+"""Converts plain data into structs, strictly: errors name the dotted path of the setting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def build(kind: type[T], data: Any, *, source: str = "") -> T:
-    """`data` as a `kind`, or a ConfigError that names the setting and the way out."""
+    """`data` converted to a `kind`; raises a ConfigError that names the setting."""
     try:
         built: T = _build(kind, data)
         return built
@@ -26,20 +26,20 @@ def build(kind: type[T], data: Any, *, source: str = "") -> T:
         raise e.within("", source) from None
 
 
-def whole(field: str, value: Any, least: int | None = None) -> int:
-    """`value` as an int of `least` or more, or a ConfigError that says what was expected."""
-    bound = "" if least is None else f", {least} or more"
+def whole(field: str, value: Any, minimum: int | None = None) -> int:
+    """`value` as an int of at least `minimum`; raises a ConfigError otherwise."""
+    bound = "" if minimum is None else f", {minimum} or more"
     try:
         number = operator.index(value)
     except TypeError:
         raise ConfigError(field, f"expected a whole number{bound}, got {value!r}") from None
-    if least is not None and number < least:
-        raise ConfigError(field, f"must be {least} or more, got {number}")
+    if minimum is not None and number < minimum:
+        raise ConfigError(field, f"must be {minimum} or more, got {number}")
     return number
 
 
 def load_yaml(path: Path) -> Any:
-    """The plain data in a YAML file."""
+    """The content of a YAML file as plain data."""
     try:
         return _parse(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -49,7 +49,7 @@ def load_yaml(path: Path) -> Any:
 
 
 def override(data: Any, sets: Sequence[str]) -> Any:
-    """A copy of `data` with each `dotted.path=value` put over it; values are read as YAML."""
+    """A copy of `data` with each `dotted.path=value` set; values are read as YAML."""
     for setting in sets:
         path, equals, text = setting.partition("=")
         if not equals or not path:
@@ -63,13 +63,13 @@ def override(data: Any, sets: Sequence[str]) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people write it: 1e-3 is a number, and a key given twice is a mistake."""
+    """YAML as people write it: 1e-3 is a number, and a duplicate key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.YAMLError(f"{key!r} is given twice, line {node.start_mark.line + 1}")
+                raise yaml.YAMLError(f"duplicate key {key!r} in line {node.start_mark.line + 1}")
         return super().construct_mapping(node, deep)
 
 
@@ -79,7 +79,7 @@ _Loader.add_implicit_resolver(
 
 
 def _parse(text: str) -> Any:
-    return yaml.load(text, _Loader)  # a SafeLoader: plain data only
+    return yaml.load(text, _Loader)  # safe: a SafeLoader yields plain data only
 
 
 def _put(data: Any, keys: list[str], value: Any) -> Any:
@@ -88,11 +88,11 @@ def _put(data: Any, keys: list[str], value: Any) -> Any:
     key, *rest = keys
     if isinstance(data, list):
         if not (key.isdecimal() and int(key) < len(data)):
-            raise ConfigError(key, f"there are {len(data)}, counted from 0", "--set")
+            raise ConfigError(key, f"there are {len(data)} entries, counted from 0", "--set")
         return [_put(x, rest, value) if i == int(key) else x for i, x in enumerate(data)]
     if not isinstance(data, dict | str | None):
         raise ConfigError(key, f"cannot be set within {data!r}", "--set")
-    # A plug in its short form (`policy: auto`) becomes the long one when an option is set.
+    # Setting an option turns the short form of a plug-in (`policy: auto`) into the long one.
     copy = {"name": data} if isinstance(data, str) else dict(data or {})
     try:
         return copy | {key: _put(copy.get(key), rest, value)}
@@ -127,7 +127,7 @@ def _child(key: str, kind: Any, data: Any) -> Any:
 
 def _struct(kind: type[msgspec.Struct], data: Any) -> Any:
     if not isinstance(data, Mapping):
-        raise ConfigError("", f"expected settings by name, got {data!r}")
+        raise ConfigError("", f"expected a mapping of settings, got {data!r}")
     hints = get_type_hints(kind)
     fields = {f.name: f for f in msgspec.structs.fields(kind)}
     for key in data:

@@ -1,9 +1,9 @@
-"""For those who write plugs: a contract to subclass, and series whose truth is known.
+"""For authors of plug-ins: contract tests to subclass, and synthetic series with a known truth.
 
     class TestMine(ForecasterContract):
         make = MyForecaster
 
-is a whole test file. Nothing here needs more than NumPy and a test runner that finds classes.
+is a complete test file. It needs only NumPy and a test runner that collects classes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Series = tuple[FloatArray, FloatArray]
 def interference(
     *, steps: int, workers: int, seed: int, noise: float = 0.03, announced: bool = True
 ) -> Series:
-    """Speed in proportion to a free CPU that others take and give back at irregular times.
+    """Speed proportional to free CPU, which other jobs take and release at irregular times.
 
-    The outlook shows it, if `announced`, with an error of 0.01; free memory wanders and means
-    nothing. Workers differ in speed by up to four orders of magnitude.
+    If `announced`, the outlook shows it with an error of 0.01; free memory is an unrelated random
+    walk. Workers differ in speed by up to four orders of magnitude.
     """
     rng = np.random.default_rng(seed)
     free = np.ones((steps, workers))
@@ -45,7 +45,7 @@ def interference(
 
 
 def constant(*, steps: int, workers: int, seed: int, noise: float = 0.0) -> Series:
-    """Speeds that stay, but for noise of the given relative size, under an outlook that stays."""
+    """Constant speeds with relative noise of the given size, under a constant outlook."""
     rng = np.random.default_rng(seed)
     base = 10 ** rng.uniform(0, 4, size=workers)
     speed = base * np.exp(noise * rng.standard_normal((steps, workers)))
@@ -53,39 +53,39 @@ def constant(*, steps: int, workers: int, seed: int, noise: float = 0.0) -> Seri
 
 
 def forecasts(forecaster: Forecaster, series: Series) -> FloatArray:
-    """What a seated forecaster says of each step of `series` before it learns that step."""
-    said = []
+    """One-step-ahead forecasts of `series`: each step is learned after it was forecast."""
+    predicted = []
     for speed, outlook in zip(*series, strict=True):
-        said.append(forecaster.forecast(outlook))
+        predicted.append(forecaster.forecast(outlook))
         forecaster.learn(speed, outlook)
-    return np.array(said)
+    return np.array(predicted)
 
 
 class ForecasterContract:
-    """What every forecaster keeps. Subclass it as `TestMine` and say `make = MyForecaster`."""
+    """What every forecaster guarantees. Subclass it as `TestMine` with `make = MyForecaster`."""
 
     make: ClassVar[Callable[[], Forecaster]]
 
     def seated(self, *workers: str) -> Forecaster:
-        """A fresh forecaster with this roster."""
+        """A new forecaster with this roster."""
         forecaster = type(self).make()
         forecaster.seat(workers)
         return forecaster
 
-    def test_a_worker_never_measured_has_no_forecast(self) -> None:
+    def test_a_worker_without_measurements_has_no_forecast(self) -> None:
         forecaster = self.seated("a", "b")
         assert np.isnan(forecaster.forecast(np.ones((2, 2)))).all()
         forecaster.learn(np.array([5.0, np.nan]), np.ones((2, 2)))
         assert np.isnan(forecaster.forecast(np.ones((2, 2)))).tolist() == [False, True]
 
-    def test_forecasts_are_positive_and_finite_whatever_comes(self) -> None:
+    def test_forecasts_of_any_series_are_positive_and_finite(self) -> None:
         speed, outlook = _rough(steps=200, workers=3)
         forecaster = self.seated("a", "b", "c")
-        said = forecasts(forecaster, (speed, outlook))[1:]
-        assert np.isfinite(said).all()
-        assert (said > 0).all()
+        predicted = forecasts(forecaster, (speed, outlook))[1:]
+        assert np.isfinite(predicted).all()
+        assert (predicted > 0).all()
 
-    def test_a_step_not_measured_teaches_nothing(self) -> None:
+    def test_a_missing_measurement_changes_nothing(self) -> None:
         forecaster = self.seated("a", "b")
         forecasts(forecaster, interference(steps=60, workers=2, seed=1))
         outlook = np.array([[0.4, 0.5], [0.9, 0.5]])
@@ -93,17 +93,17 @@ class ForecasterContract:
         forecaster.learn(np.array([np.nan, 7.0]), outlook * 0.8)
         assert forecaster.forecast(outlook)[0] == before[0]
 
-    def test_forecasting_changes_nothing(self) -> None:
+    def test_forecasting_has_no_side_effects(self) -> None:
         series = interference(steps=60, workers=2, seed=2)
-        asked, quiet = self.seated("a", "b"), self.seated("a", "b")
+        asked, learner = self.seated("a", "b"), self.seated("a", "b")
         for speed, outlook in zip(*series, strict=True):
             asked.forecast(outlook)
             asked.forecast(1 - outlook)
             asked.learn(speed, outlook)
-            quiet.learn(speed, outlook)
-        assert (asked.forecast(series[1][-1]) == quiet.forecast(series[1][-1])).all()
+            learner.learn(speed, outlook)
+        assert (asked.forecast(series[1][-1]) == learner.forecast(series[1][-1])).all()
 
-    def test_what_is_handed_over_is_neither_changed_nor_kept(self) -> None:
+    def test_arguments_are_neither_modified_nor_kept(self) -> None:
         forecaster = self.seated("a", "b")
         speed, outlook = np.array([3.0, 4.0]), np.full((2, 2), 0.5)
         forecaster.learn(speed, outlook)
@@ -115,7 +115,7 @@ class ForecasterContract:
         before[:] = 1e6
         assert (forecaster.forecast(np.full((2, 2), 0.5)) == kept).all()
 
-    def test_those_who_stay_are_not_disturbed_by_those_who_come_and_go(self) -> None:
+    def test_workers_that_stay_are_unaffected_by_joins_and_leaves(self) -> None:
         speed, outlook = interference(steps=120, workers=4, seed=3)
         alone, crowded = self.seated("b"), self.seated("a", "b", "c")
         for step in range(120):
@@ -124,13 +124,13 @@ class ForecasterContract:
             if step == 80:
                 crowded.seat(["d", "c", "b"])
             roster = [0, 1, 2] if step < 40 else [1, 2] if step < 80 else [3, 2, 1]
-            here = roster.index(1)
-            said = crowded.forecast(outlook[step, roster])[here]
-            np.testing.assert_allclose(said, alone.forecast(outlook[step, [1]])[0], rtol=1e-9)
+            row = roster.index(1)
+            predicted = crowded.forecast(outlook[step, roster])[row]
+            np.testing.assert_allclose(predicted, alone.forecast(outlook[step, [1]])[0], rtol=1e-9)
             crowded.learn(speed[step, roster], outlook[step, roster])
             alone.learn(speed[step, [1]], outlook[step, [1]])
 
-    def test_those_who_change_places_keep_their_forecasts(self) -> None:
+    def test_workers_that_change_ranks_keep_their_forecasts(self) -> None:
         forecaster = self.seated("a", "b")
         forecasts(forecaster, interference(steps=60, workers=2, seed=7))
         outlook = np.full((2, 2), 0.5)
@@ -138,7 +138,7 @@ class ForecasterContract:
         forecaster.seat(["b", "a"])
         np.testing.assert_allclose(forecaster.forecast(outlook), before[::-1], rtol=1e-9)
 
-    def test_those_who_left_are_forgotten(self) -> None:
+    def test_workers_that_left_are_forgotten(self) -> None:
         forecaster = self.seated("a", "b")
         forecaster.learn(np.array([3.0, 4.0]), np.ones((2, 2)))
         forecaster.seat(["a"])
@@ -152,7 +152,7 @@ class ForecasterContract:
         other = forecasts(self.seated("c", "a", "b"), (speed[:, order], outlook[:, order]))
         np.testing.assert_allclose(other, one[:, order], rtol=1e-9)
 
-    def test_a_restored_forecaster_goes_on_bit_for_bit(self) -> None:
+    def test_a_restored_forecaster_continues_bit_for_bit(self) -> None:
         speed, outlook = interference(steps=100, workers=3, seed=5)
         speed[30:45, 1] = np.nan
         first = self.seated("a", "b", "c")
@@ -162,19 +162,19 @@ class ForecasterContract:
         rest = (speed[50:], outlook[50:])
         assert (forecasts(first, rest) == forecasts(second, rest)).all()
 
-    def test_a_saved_state_is_plain_data_that_later_steps_leave_alone(self) -> None:
+    def test_a_saved_state_is_plain_data_that_later_steps_do_not_change(self) -> None:
         series = interference(steps=50, workers=2, seed=6)
         forecaster, restored = self.seated("a", "b"), type(self).make()
         forecasts(forecaster, series)
-        state, said = forecaster.state_dict(), forecaster.forecast(series[1][-1])
+        state, predicted = forecaster.state_dict(), forecaster.forecast(series[1][-1])
         assert _is_plain(state)
         forecasts(forecaster, series)
         restored.load_state_dict(state)
-        assert (restored.forecast(series[1][-1]) == said).all()
+        assert (restored.forecast(series[1][-1]) == predicted).all()
 
 
 def _rough(*, steps: int, workers: int) -> Series:
-    """Spikes, gaps, and an outlook that is out of range, missing or stuck."""
+    """Spikes, gaps, and outlooks that are out of range, missing or constant."""
     rng = np.random.default_rng(0)
     speed, outlook = interference(steps=steps, workers=workers, seed=0, noise=0.3)
     speed *= rng.choice([1, 100, 0.01], size=speed.shape, p=[0.9, 0.05, 0.05])

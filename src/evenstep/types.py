@@ -1,8 +1,8 @@
-"""The nouns: what happens (events), what is ordered (actions), and what a policy sees.
+"""The nouns: events (what happened), actions (what to do), and what a policy sees.
 
-Events and actions are values that travel: frozen, keyword-only, checked on the way in, written to
-the journal as they are. `Fleet` and `Outcome` are the same facts as columns, in the order of worker
-ids, for arithmetic over a thousand workers at once.
+Events and actions are frozen, keyword-only, validated on construction, and written to the journal
+unchanged. `Fleet` and `Outcome` hold the same facts as columns, in the order of worker ids, for
+vectorised arithmetic over a thousand workers.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 MOST_SAMPLES = 2**53
-"""More than any batch: up to here a float counts samples exactly."""
+"""Largest batch: up to it a float counts samples exactly."""
 
 SHORTEST_S, LONGEST_S = 1e-9, 1e9
-"""A step is taken to last no shorter and no longer."""
+"""Step times are clamped to this range."""
 
 
 def listed(workers: Sequence[WorkerId]) -> str:
-    """A few names, or how many."""
+    """Up to four names, or else their number."""
     return ", ".join(workers) if len(workers) <= 4 else f"{len(workers)} workers"
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of a worker before it has trained."""
+    """A worker's description, known before it has trained."""
 
     id: WorkerId
-    kind: str = "cpu"  # workers of one kind are expected to be alike
+    kind: str = "cpu"  # workers of one kind are expected to be equally fast
     cores: float = 1.0
-    flops: float | None = None  # where devices differ, half precision
+    flops: float | None = None  # half precision; for fleets of different devices
     cap: int | None = None  # the largest share that fits its memory
     price_per_hour: float = 1.0
     warmup_samples_per_s: float | None = None  # measured alone, before joining
@@ -60,24 +60,24 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.cap is not None and self.cap < 1:
             raise InvalidInputError(
                 f"worker {self.id}: cap",
-                f"must be 1 or more, got {self.cap}; leave it out for none",
+                f"must be 1 or more, got {self.cap}; omit it for no cap",
             )
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What one worker measured in one step. A row, not a map: there is one per worker and step."""
+    """What one worker measured in one step. Encoded as an array, to keep journals small."""
 
     worker: WorkerId
     samples: int
-    compute_s: float  # forward and backward, waiting on peers excluded
+    compute_s: float  # forward and backward, excluding waits for other workers
     wait_s: float = 0.0
     free_cpu: float = 1.0  # of this worker's cores, 0 to 1, as the next step begins
     free_memory: float = 1.0  # of its memory, 0 to 1, as the next step begins
     grad_squared_norm: float = 0.0  # of its own mean gradient, before reduction; 0: not measured
-    spread_s: float = 0.0  # standard deviation of the steps that compute_s is the mean of
+    spread_s: float = 0.0  # standard deviation, if compute_s is the mean of several steps
 
     def __post_init__(self) -> None:
-        # One condition for the good case: a thousand workers make a thousand of these a step.
+        # One condition for the valid case: a thousand workers make a thousand reports a step.
         if not (
             0 <= self.samples <= MOST_SAMPLES
             and 0 <= self.compute_s < inf
@@ -88,16 +88,16 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
             and 0 <= self.spread_s < inf
             and (self.compute_s > 0 or self.samples == 0)
         ):
-            self._refuse()
+            self._raise_invalid()
 
-    def _refuse(self) -> None:
+    def _raise_invalid(self) -> None:
         of = f"report of {self.worker}"
         if not 0 <= self.samples <= MOST_SAMPLES:
-            raise InvalidInputError(f"{of}: samples", f"is {self.samples}")
+            raise InvalidInputError(f"{of}: samples", f"out of range: {self.samples}")
         for name in ("free_cpu", "free_memory"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
-                raise InvalidInputError(f"{of}: {name}", f"is a part, 0 to 1, got {value}")
+                raise InvalidInputError(f"{of}: {name}", f"must lie in [0, 1], got {value}")
         for name in ("compute_s", "wait_s", "grad_squared_norm", "spread_s"):
             value = getattr(self, name)
             if not 0 <= value < inf:
@@ -113,31 +113,31 @@ def _at_least_one(event: str, num_workers: int) -> None:
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Something that happened. The brain learns of the world through these alone."""
+    """Something that happened. The brain gets no other input."""
 
 
 class Joined(Event, frozen=True, kw_only=True):
-    """Workers have started up and are ready to take a share."""
+    """Workers have started and are ready for a share."""
 
     workers: tuple[Worker, ...]
 
 
 class Left(Event, frozen=True, kw_only=True):
-    """Workers announced that they go, or have been drained, at a step's end."""
+    """Workers announced their departure, or were drained, at the end of a step."""
 
     workers: tuple[WorkerId, ...]
     cause: str = ""
 
 
 class Lost(Event, frozen=True, kw_only=True):
-    """Workers died, hung or were cut off."""
+    """Workers died, hung or were disconnected."""
 
     workers: tuple[WorkerId, ...]
     cause: str = ""
 
 
 class LaunchFailed(Event, frozen=True, kw_only=True):
-    """The launcher could not start workers that were ordered."""
+    """The launcher could not start workers."""
 
     num_workers: int
     kind: str = ""
@@ -148,7 +148,7 @@ class LaunchFailed(Event, frozen=True, kw_only=True):
 
 
 class SizeAsked(Event, frozen=True, kw_only=True):
-    """An operator asks for this many workers."""
+    """An operator requests this many workers."""
 
     num_workers: int
 
@@ -157,13 +157,13 @@ class SizeAsked(Event, frozen=True, kw_only=True):
 
 
 class DrainAsked(Event, frozen=True, kw_only=True):
-    """An operator asks that a worker leave."""
+    """An operator requests that a worker leave."""
 
     worker: WorkerId
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Steps taken together."""
+    """Totals over several steps."""
 
     num: int = 0
     seconds: float = 0.0
@@ -171,8 +171,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         if self.num < 0 or self.samples < 0 or not 0 <= self.seconds < inf:
-            told = f"{self.num} of {self.samples} samples in {self.seconds} s"
-            raise InvalidInputError("steps", f"cannot be: {told}")
+            totals = f"{self.num} steps, {self.samples} samples, {self.seconds} s"
+            raise InvalidInputError("steps", f"must not be negative or infinite: {totals}")
 
     def __add__(self, other: Steps) -> Steps:
         return Steps(
@@ -183,10 +183,10 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class StepDone(Event, frozen=True, kw_only=True):
-    """The cluster took a step: all of its reports, and what the next step is expected to bring.
+    """The cluster committed a step: all of its reports, and forecasts for the next step.
 
-    `forecasts` are samples per second in the order of `reports`, None where there is none; the
-    engine fills them in before the event is decided on and recorded: a replay needs no forecaster.
+    `forecasts` are samples per second in the order of `reports`, None for a worker without one; the
+    engine adds them before it decides on and records the event, so a replay needs no forecaster.
     """
 
     step: int
@@ -195,8 +195,8 @@ class StepDone(Event, frozen=True, kw_only=True):
     reports: tuple[StepReport, ...]
     forecasts: tuple[float | None, ...] | None = None
     grad_squared_norm: float = 0.0  # of the reduced gradient; 0: not measured
-    quiet: Steps = Steps()  # of this generation before it, with nothing to decide on: they count
-    position: int = 0  # samples of the job that the run has walked through; 0: not told
+    quiet: Steps = Steps()  # earlier steps of this generation that were not reported one by one
+    position: int = 0  # samples of the job consumed so far; 0: unknown
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < inf:
@@ -204,16 +204,16 @@ class StepDone(Event, frozen=True, kw_only=True):
                 f"step {self.step}: seconds", f"must be above 0: {self.seconds}"
             )
         if len({r.worker for r in self.reports}) < len(self.reports):
-            raise InvalidInputError(f"step {self.step}: reports", "a worker reports twice")
+            raise InvalidInputError(f"step {self.step}: reports", "a worker has two reports")
         if self.forecasts is not None and len(self.forecasts) != len(self.reports):
             raise InvalidInputError(
                 f"step {self.step}: forecasts",
-                f"{len(self.forecasts)} for {len(self.reports)} reports",
+                f"{len(self.forecasts)} for {len(self.reports)} reports; give one per report",
             )
 
     @property
     def steps(self) -> Steps:
-        """It and the quiet ones before it."""
+        """This step and the quiet ones before it."""
         samples = sum(r.samples for r in self.reports)
         return Steps(num=1, seconds=self.seconds, samples=samples) + self.quiet
 
@@ -222,7 +222,7 @@ AnyEvent = Joined | Left | Lost | LaunchFailed | SizeAsked | DrainAsked | StepDo
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """An order of the brain, with the reason for it."""
+    """A decision of the brain, with the reason for it."""
 
     reason: str
 
@@ -235,39 +235,39 @@ class Regroup(Action, frozen=True, kw_only=True):
 
 
 class Plan(Action, frozen=True, kw_only=True):
-    """The shares of all workers of a generation, valid from a step on."""
+    """The shares of all workers of a generation, valid from `from_step` on."""
 
     generation: int
     from_step: int
     shares: dict[WorkerId, int]
-    lr_factor: float = 1.0  # of the learning rate that belongs to the base batch
+    lr_factor: float = 1.0  # relative to the learning rate for the base batch
 
     @property
     def batch(self) -> int:
-        """The global batch: what the shares add up to."""
+        """The global batch: the sum of the shares."""
         return sum(self.shares.values())
 
 
 class Launch(Action, frozen=True, kw_only=True):
-    """Start workers; they report by joining."""
+    """Start workers; each answers with a `Joined` event."""
 
     num_workers: int
-    kind: str = ""  # empty: whatever the launcher has
+    kind: str = ""  # empty: any kind
 
 
 class Drain(Action, frozen=True, kw_only=True):
-    """Ask a worker to leave at a step's end."""
+    """Ask a worker to leave at the end of a step."""
 
     worker: WorkerId
-    may_stay: bool = False  # as a warm spare: there is nothing wrong with it
+    may_stay: bool = False  # as a warm spare: the worker itself is fine
 
 
 class Pause(Action, frozen=True, kw_only=True):
-    """Stop stepping, state in hand, until a plan comes."""
+    """Stop stepping and keep the state until the next plan."""
 
 
 class Stay(Action, frozen=True, kw_only=True):
-    """A question was looked at and the cluster stays as it is. For the record."""
+    """The cluster stays as it is; recorded for the reason."""
 
 
 AnyAction = Regroup | Plan | Launch | Drain | Pause | Stay
@@ -277,7 +277,7 @@ AnyAction = Regroup | Plan | Launch | Drain | Pause | Stay
 class Fleet:
     """The workers that share a batch, as columns in the order of their ids.
 
-    Ids, not ranks or arrival, break every tie: equal facts give equal plans on every machine.
+    Ties are broken by id, not by rank or arrival: equal inputs give equal plans on every machine.
     """
 
     ids: tuple[WorkerId, ...]
@@ -311,26 +311,26 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """What one step measured, in a fleet's order. NaN: that worker has nothing to say."""
+    """The measurements of one step, in a fleet's order. NaN: none for that worker."""
 
     step: int
     samples: IntArray
     compute_s: FloatArray
     forecast_samples_per_s: FloatArray
-    spread_s: FloatArray | float = 0.0  # of the steps that compute_s is the mean of
+    spread_s: FloatArray | float = 0.0  # standard deviation, if compute_s is a mean
 
     @classmethod
     def of(cls, event: StepDone, fleet: Fleet) -> Outcome:
         """The columns of `event` for `fleet`; reports of workers outside it are dropped."""
         row = {r.worker: i for i, r in enumerate(event.reports)}
         at = np.array([row.get(w, -1) for w in fleet.ids], dtype=np.int64)
-        # One row more than there are reports: where a worker has none, index -1 finds the blank.
+        # The last row is blank: index -1, a worker without a report, selects it.
         samples = np.array([r.samples for r in event.reports] + [0], dtype=np.int64)[at]
         compute_s = np.array([r.compute_s for r in event.reports] + [np.nan])[at]
         spread_s = np.array([r.spread_s for r in event.reports] + [0.0])[at]
-        told = event.forecasts or (None,) * len(event.reports)
-        forecast = np.array([np.nan if f is None else f for f in (*told, None)])[at]
-        # Between a nanosecond and thirty years a ratio of times can be squared and summed safely.
+        forecasts = event.forecasts or (None,) * len(event.reports)
+        forecast = np.array([np.nan if f is None else f for f in (*forecasts, None)])[at]
+        # Clamped so that ratios of times can be squared and summed without overflow.
         compute_s = np.clip(compute_s, SHORTEST_S, LONGEST_S)
         forecast = np.clip(np.where(forecast > 0, forecast, np.nan), SHORTEST_S, 1 / SHORTEST_S**2)
         return cls(

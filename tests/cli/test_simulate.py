@@ -71,7 +71,7 @@ def test_options_of_a_policy_are_kept_when_it_is_named(tmp_path: Path) -> None:
         ),
         ((FOUR, "--set", "settings.batch.sise=3"), "unknown setting settings.batch.sise; did you"),
         ((FOUR, "--set", "steps=many"), 'steps: expected int, got "many"'),
-        ((FOUR, "--set", "workers.9.price=2"), "workers.9: there are 4, counted from 0"),
+        ((FOUR, "--set", "workers.9.price=2"), "workers.9: there are 4 entries, counted from 0"),
         ((FOUR, "--set", "steps.more=2"), "steps.more: cannot be set within 300"),
         ((FOUR, "--set", "steps"), "expected path=value, got 'steps' (--set)"),
         ((FOUR, "--policy", "unifrom"), "policy: unknown name 'unifrom'; did you mean uniform?"),

@@ -125,10 +125,10 @@ def test_a_run_below_the_minimum_is_scaled_to_it(make: Make) -> None:
 @pytest.mark.parametrize(
     ("num", "sets", "batch", "told"),
     [
-        (3, (), {"batch": 2}, "a batch of 2 cannot give 3 workers their minimum, 3 together"),
+        (3, (), {"batch": 2}, "a batch of 2 cannot give 3 workers their minimum, 3 in total"),
         (1, ("workers.min=3",), {"batch": 2}, "a batch of 2 cannot give 3 workers"),
         (3, ("batch.min_share=2",), {"batch": 5}, "cannot give 3 workers their minimum, 6"),
-        (3, (), GROWS, "a batch of 2 cannot give 3 workers their minimum, 3 together"),
+        (3, (), GROWS, "a batch of 2 cannot give 3 workers their minimum, 3 in total"),
     ],
 )
 def test_workers_that_the_batch_has_no_samples_for_end_the_run_with_the_numbers(
@@ -424,10 +424,10 @@ def test_the_log_says_why_workers_are_launched_and_drained(
     assert orders == [
         "launching 3 workers: asked for",
         "launching 1 worker: in place of w2",
-        "launching 1 worker: 4 workers asked for",
-        "draining w3: asked for",
+        "launching 1 worker: size 4 requested",
+        "draining w3: requested by an operator",
         "draining w1: a spot notice",
-        "draining w4: 1 workers asked for",
+        "draining w4: size 1 requested",
     ]
 
 

@@ -139,7 +139,7 @@ def test_a_drained_worker_leaves_and_the_last_one_cannot(run: Hosted) -> None:
     a, b = together(run, 2)
     run.ask("drain", worker="w1")
     a.enter(3)
-    assert b.hear(Goodbye).why == "asked for"
+    assert b.hear(Goodbye).why == "requested by an operator"
     with pytest.raises(NoAnswerError, match="0 of at least 1 workers would be left"):
         run.ask("drain", worker="w0")
     with pytest.raises(NoAnswerError, match="no worker w9"):

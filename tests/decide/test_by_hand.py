@@ -35,7 +35,7 @@ def test_uniform_gives_the_odd_samples_to_the_first_and_respects_caps() -> None:
 
 
 def test_uniform_refuses_a_batch_that_does_not_fit() -> None:
-    with pytest.raises(BatchBoundsError, match="hold 8 together"):
+    with pytest.raises(BatchBoundsError, match="hold 8 in total"):
         Uniform().seat(None, fleet_of(Worker(id="a", cap=8), batch=9), 9)
 
 
@@ -84,10 +84,10 @@ def test_fixed_keeps_what_it_is_given(given: object) -> None:
 @pytest.mark.parametrize(
     ("shares", "problem"),
     [
-        ((8, 8), "2 given for 3 workers"),
-        ((8, 8, 8), "add up to 24, the batch is 32"),
-        ((8, 4, 20), "20 for w2, which holds 0 to 16"),
-        ({"w0": 8, "w1": 24}, "none for w2 or its kind, cpu"),
+        ((8, 8), "2 for 3 workers"),
+        ((8, 8, 8), "add up to 24, but the batch is 32"),
+        ((8, 4, 20), "20 for w2, which allows 0 to 16"),
+        ({"w0": 8, "w1": 24}, "no share for w2 or its kind, cpu"),
     ],
 )
 def test_fixed_says_at_once_what_does_not_fit(

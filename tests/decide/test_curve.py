@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.decide.batching.curve import Curve, Memory
+from evenstep.decide.batching.curve import Curve, CurveState
 from evenstep.decide.curves import FlatLinear
 from evenstep.types import Fleet, FloatArray, IntArray, Outcome, Worker
 from tests.decide.cluster_model import best_of_all_s, drive, line
@@ -78,8 +78,8 @@ def test_a_worker_that_changes_is_followed_without_a_new_profile() -> None:
 
 
 def play(
-    policy: Curve, memory: Memory | None, fleet: Fleet, slow: FloatArray, num_steps: int
-) -> tuple[Memory, list[IntArray]]:
+    policy: Curve, memory: CurveState | None, fleet: Fleet, slow: FloatArray, num_steps: int
+) -> tuple[CurveState, list[IntArray]]:
     """Workers at `slow` milliseconds a sample and five a step."""
     memory, (shares, _) = policy.seat(memory, fleet, 200)
     history = [shares]

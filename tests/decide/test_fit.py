@@ -118,10 +118,10 @@ def test_a_weight_of_two_is_a_point_seen_twice() -> None:
     assert once.fixed_s == pytest.approx(twice.fixed_s)
 
 
-def test_a_belief_holds_the_fixed_part_where_points_are_near_each_other() -> None:
+def test_a_prior_keeps_the_fixed_part_when_points_are_close_together() -> None:
     shares, seconds = row(100, 101), row(1.0, 1.02)  # taken at its word: fixed at zero
     free = fit(shares, seconds, ones(shares), fixed_fraction=0.5)
-    held = fit(shares, seconds, ones(shares), fixed_fraction=0.5, belief=1.0)
+    held = fit(shares, seconds, ones(shares), fixed_fraction=0.5, prior_weight=1.0)
     assert free.fixed_s[0] == 0
     assert held.fixed_s[0] == pytest.approx(0.5, rel=0.05)
 
@@ -129,7 +129,7 @@ def test_a_belief_holds_the_fixed_part_where_points_are_near_each_other() -> Non
 def test_a_knee_must_save_the_error_that_is_asked_of_it() -> None:
     shares, seconds = row(1, 10, 20, 30), row(1.15, 2.0, 3.0, 4.0)
     assert fit(shares, seconds, ones(shares)).floor_s[0] > 0
-    assert fit(shares, seconds, ones(shares), knee_error=0.1).floor_s[0] == 0
+    assert fit(shares, seconds, ones(shares), knee_penalty=0.1).floor_s[0] == 0
 
 
 def test_a_worker_without_points_is_named() -> None:

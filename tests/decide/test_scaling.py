@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from evenstep.config import ScalingSettings, WorkerSettings
 from evenstep.decide.scaling import HEURISTICS
 from evenstep.decide.scaling.efficiency import Efficiency, efficiency
-from evenstep.decide.scaling.kind import Kind, kind_to_add, kinds_of, whom_to_drop
+from evenstep.decide.scaling.kind import Kind, kind_to_add, kinds_of, workers_to_drop
 from evenstep.decide.scaling.search import (
     LASTING_LOOKS,
     LASTING_S,
@@ -162,7 +162,7 @@ def test_the_paths_of_the_papers_defaults() -> None:
     assert up.stayed == [11, 11, 11, 11, 101, 91]
     assert up.reasons == [
         "",
-        "only 4 workers seen; try 8",
+        "only 4 workers measured; try 8",
         "4 -> 8 workers: efficiency 0.20 > 0.10; try 12",
         "8 -> 12 workers: efficiency 0.14 > 0.10; try 16",
         "12 -> 16 workers: efficiency 0.11 > 0.10; try 20",
@@ -177,7 +177,7 @@ def test_the_paths_of_the_papers_defaults() -> None:
     )
     assert down.reasons[6] == (
         "16 -> 20 workers: efficiency 0.09 <= 0.10; "
-        "20 workers have 10 of 100 steps; measure on at 20"
+        "20 workers have 10 of 100 steps; measure more at 20"
     )
 
 
@@ -216,7 +216,7 @@ def test_at_the_maximum_the_first_move_is_down() -> None:
 def test_a_search_with_one_allowed_size_stays_there() -> None:
     only = WorkerSettings(min=4, max=4)
     _, target, reason = ask(steps(Search(), 4, 100.0, 11), workers=only)
-    assert (target, reason) == (None, "min and max are the same; stay at 4")
+    assert (target, reason) == (None, "minimum and maximum are equal; stay at 4")
 
 
 @st.composite
@@ -334,7 +334,10 @@ def test_a_size_is_remembered_by_all_its_samples_and_seconds() -> None:
 
 
 def test_how_steps_are_told_makes_no_difference() -> None:
-    singly, summed = Search(is_fresh=False, num_workers=4), Search(is_fresh=False, num_workers=4)
+    singly, summed = (
+        Search(is_first_step=False, num_workers=4),
+        Search(is_first_step=False, num_workers=4),
+    )
     for seconds in (1.0, 1.0, 5.0, 1.0):
         singly = observe(singly, step(4, seconds))
     summed = observe(summed, replace(step(4, 8.0), samples=4 * 64, num_steps=4))
@@ -407,7 +410,7 @@ def test_a_shift_for_good_opens_the_search_again() -> None:
     assert target == 20
     assert reason == (
         f"16 workers went from 177.8 to 124.4 samples/s (-30%) for {looks} looks; "
-        "search anew: only 16 workers seen; try 20"
+        "restart the search: only 16 workers measured; try 20"
     )
     assert [(s.num_workers, s.num_steps) for s in memory.sizes] == [(16, 10 * looks)]
 
@@ -461,10 +464,10 @@ FREE = Kind(name="free", samples_per_s=1.0, price_per_hour=0.0)
 def test_the_kind_that_brings_most_for_its_price_is_added() -> None:
     assert kind_to_add([FAST, SLOW]) == (
         "slow",
-        "slow gives 1.44e+05 samples for its price: the best of 2",
+        "slow trains 1.44e+05 samples per unit of price: the best of 2 kinds",
     )
     assert kind_to_add([FAST, SLOW, FREE])[0] == "free"
-    assert kind_to_add([]) == ("", "no kind measured yet: any will do")
+    assert kind_to_add([]) == ("", "no kind measured yet: any kind")
     assert kind_to_add([replace(SLOW, name="b"), replace(SLOW, name="a")])[0] == "a"
 
 
@@ -473,17 +476,17 @@ def roster(*kinds: str) -> list[Worker]:
 
 
 def test_with_one_kind_the_tail_of_the_roster_is_dropped() -> None:
-    assert whom_to_drop(roster("slow", "slow", "slow"), {"slow": SLOW}, 1)[0] == ("w2",)
-    assert whom_to_drop(roster("slow", "slow"), {}, 1) == (("w1",), "the last in rank")
+    assert workers_to_drop(roster("slow", "slow", "slow"), {"slow": SLOW}, 1)[0] == ("w2",)
+    assert workers_to_drop(roster("slow", "slow"), {}, 1) == (("w1",), "last in rank")
 
 
 def test_the_worst_value_is_dropped_first_but_never_the_leader() -> None:
     kinds = {"fast": FAST, "slow": SLOW}
     mixed = roster("fast", "slow", "fast", "slow")
-    ids, reason = whom_to_drop(mixed, kinds, 2)
+    ids, reason = workers_to_drop(mixed, kinds, 2)
     assert ids == ("w2", "w3")
-    assert reason.startswith("fast gives 9e+04 samples for its price; slow gives")
-    assert whom_to_drop(mixed, kinds, 9)[0] == ("w2", "w3", "w1")
+    assert reason.startswith("fast trains 9e+04 samples per unit of price; slow trains")
+    assert workers_to_drop(mixed, kinds, 9)[0] == ("w2", "w3", "w1")
 
 
 def test_the_kinds_of_a_roster_are_means_over_those_measured() -> None:

@@ -118,7 +118,7 @@ def test_a_worker_whose_reports_are_missing_is_neither_straggler_nor_leader() ->
     while move is None:
         memory, move = policy.next(memory, fleet, 96, shares, silent)
     assert (move[0] - shares).tolist() == [8, 0, -8]
-    assert move[1] == "c takes 2.00x the time of a: 32 -> 24, 32 -> 40"
+    assert move[1] == "c takes 2.00x as long as a: 32 -> 24, 32 -> 40"
 
 
 def test_those_who_stay_keep_their_proportions() -> None:

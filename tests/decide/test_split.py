@@ -87,8 +87,8 @@ def test_flat_linear_curves_invert_exactly(
     curves, batch, lower, upper = problem
     generic = AnyMonotone(function=curves.seconds, upper=upper)
     for deadline_s in (0.0, 0.1, float(curves.seconds(upper).max()), 2.5):
-        closed = np.minimum(curves.within(deadline_s), upper)
-        assert (closed == generic.within(deadline_s)).all()
+        closed = np.minimum(curves.max_shares(deadline_s), upper)
+        assert (closed == generic.max_shares(deadline_s)).all()
     fast, slow = split(curves, batch, lower, upper), split(generic, batch, lower, upper)
     assert curves.seconds(fast).max() == curves.seconds(slow).max()
 
@@ -176,7 +176,7 @@ def test_ten_thousand_workers_split_exactly() -> None:
     shares = split(curves, 320_000, lower, upper)
     assert shares.sum() == 320_000
     finish_s = curves.seconds(shares).max()
-    late = np.clip(curves.within(float(np.nextafter(finish_s, 0))), lower, upper)
+    late = np.clip(curves.max_shares(float(np.nextafter(finish_s, 0))), lower, upper)
     assert late.sum() < 320_000  # no earlier deadline holds the batch
 
 
@@ -189,10 +189,10 @@ def test_very_uneven_speeds_take_few_looks(speeds: list[float], batch: int) -> N
         def seconds(self, shares: IntArray) -> FloatArray:
             return curves.seconds(shares)
 
-        def within(self, deadline_s: float) -> IntArray:
+        def max_shares(self, deadline_s: float) -> IntArray:
             nonlocal looks
             looks += 1
-            return curves.within(deadline_s)
+            return curves.max_shares(deadline_s)
 
     n = len(speeds)
     shares = split(Counted(), batch, np.zeros(n, np.int64), np.full(n, batch))
@@ -203,9 +203,9 @@ def test_very_uneven_speeds_take_few_looks(speeds: list[float], batch: int) -> N
 @pytest.mark.parametrize(
     ("batch", "lower", "upper", "says"),
     [
-        (100, [0, 0], [30, 40], "a batch of 100 does not fit 2 workers that hold 70 together"),
-        (5, [4, 4], [30, 40], "a batch of 5 cannot give 2 workers their minimum, 8 together"),
-        (5, [], [], "a batch of 5 has no worker to go to"),
+        (100, [0, 0], [30, 40], "a batch of 100 does not fit 2 workers that hold 70 in total"),
+        (5, [4, 4], [30, 40], "a batch of 5 cannot give 2 workers their minimum, 8 in total"),
+        (5, [], [], "there is no worker for a batch of 5"),
     ],
 )
 def test_bounds_that_cannot_hold_the_batch_are_refused_with_the_numbers(
@@ -229,5 +229,5 @@ def test_a_curve_that_cannot_be_is_refused() -> None:
 
 @pytest.mark.parametrize(("lower", "upper"), [([3], [2]), ([-1], [2])])
 def test_bounds_that_are_no_range_are_refused(lower: list[int], upper: list[int]) -> None:
-    with pytest.raises(InvalidInputError, match="is no range"):
+    with pytest.raises(InvalidInputError, match="is no valid range"):
         in_proportion(np.ones(1), 2, ints(*lower), ints(*upper))

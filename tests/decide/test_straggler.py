@@ -89,7 +89,9 @@ def test_a_worker_far_below_its_kind_is_named_after_its_share_has_followed() -> 
     assert cluster.named == [(74, "w2")]
     (reason,) = cluster.reasons
     assert reason.startswith("replace w2: 0.5")
-    assert reason.endswith("< 0.80 of what a workers do, for 20 steps, last with a share of 571")
+    assert reason.endswith(
+        "< 0.80 of the usual speed of a workers for 20 steps, last with a share of 571"
+    )
 
 
 def test_nothing_is_judged_while_replacing_is_off() -> None:
@@ -254,8 +256,8 @@ def test_a_substitute_that_is_as_slow_ends_the_attempt_for_a_while() -> None:
     cluster.swap("w2", Worker(id="w9", kind="a"))
     cluster.run(200)
     assert [who for _, who in cluster.named] == ["w2"]
-    assert cluster.reasons[1].startswith("w9 is no better than the worker it replaced: 0.")
-    assert cluster.reasons[1].endswith("< 0.80; nobody is replaced for 200 steps")
+    assert cluster.reasons[1].startswith("w9 is no faster than the worker it replaced: 0.")
+    assert cluster.reasons[1].endswith("< 0.80; no replacement for 200 steps")
     cluster.run(50)
     assert [who for _, who in cluster.named] == ["w2", "w9"]
 

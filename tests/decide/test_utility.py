@@ -65,10 +65,10 @@ def test_the_condition_weighs_the_rest_of_the_job() -> None:
     small, large = size(4, 10.0, 1.0), size(8, 1000 / 60, 2.0)
     passed, reason = Utility(linear="1000,1000").worth(small, large, job(500.0, 1000))
     assert passed
-    assert reason == "utility +40 > cost +20 (done at 560 s instead of 600 s)"
+    assert reason == "utility +40 > cost +20 (finishes at 560 s instead of 600 s)"
     passed, reason = Utility(linear="400,1000").worth(small, large, job(500.0, 1000))
     assert not passed
-    assert reason == "utility +16 <= cost +20 (done at 560 s instead of 600 s)"
+    assert reason == "utility +16 <= cost +20 (finishes at 560 s instead of 600 s)"
 
 
 def test_an_equal_gain_and_cost_do_not_pass() -> None:
@@ -151,8 +151,8 @@ def test_no_accepted_utility_rises_with_time(
         ({"linear": "nan,5"}, "linear: numbers must be finite"),
         ({"linear": "5,inf"}, "linear: numbers must be finite"),
         ({"linear": "100,0"}, "linear: x0 must be above 0 s"),
-        ({"linear": "-100,10"}, "linear: rises with time"),
-        ({"step": "10:100,20:200"}, "step: rises with time: 20 after 10"),
+        ({"linear": "-100,10"}, "linear: must not rise"),
+        ({"step": "10:100,20:200"}, "step: must not rise: 10, then 20"),
         ({"step": "20:100,10:100"}, "step: ends must increase, got 100 after 100"),
         ({"step": "20:100,10:50"}, "step: ends must increase, got 50 after 100"),
         ({"step": "20:100,"}, "step: expected"),
@@ -160,7 +160,7 @@ def test_no_accepted_utility_rises_with_time(
         ({"step": "nan:100"}, "step: numbers must be finite"),
         ({"step": "20:nan"}, "step: numbers must be finite"),
         ({"step": "20:-5"}, "step: ends must not be negative"),
-        ({"step": "20:10,-5:20"}, "step: rises with time: -5, then 0"),
+        ({"step": "20:10,-5:20"}, "step: must not rise: -5, then 0"),
     ],
 )
 def test_a_utility_that_cannot_be_meant_is_refused(options: dict[str, str], problem: str) -> None:

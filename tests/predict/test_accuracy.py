@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evenstep.ports import Forecaster
-from evenstep.predict import Arima, Ema, Gate, Last, Lstm, Narx, Rnn
+from evenstep.predict import Arima, Ema, Gated, Last, Lstm, Narx, Rnn
 from evenstep.testing import Series, constant, forecasts, interference
 
 WORKERS = 32
@@ -27,7 +27,7 @@ def test_a_net_foresees_interference_that_free_cpu_announces(
     series = interference(steps=300, workers=WORKERS, seed=1, noise=noise)
     blind = min(rmse(Last(), series), rmse(Ema(), series), rmse(Arima(), series))
     assert rmse(net(), series) < 0.55 * blind
-    assert rmse(Gate(inner=net()), series) < 0.6 * blind
+    assert rmse(Gated(inner=net()), series) < 0.6 * blind
 
 
 def test_narx_needs_to_see_a_change_once() -> None:
@@ -59,7 +59,7 @@ def test_noise_around_a_constant_is_smoothed(
 ) -> None:
     series = constant(steps=300, workers=WORKERS, seed=3, noise=noise)
     assert rmse(forecaster(), series) < 0.9 * rmse(Last(), series)
-    assert rmse(Gate(inner=forecaster()), series) < 0.9 * rmse(Last(), series)
+    assert rmse(Gated(inner=forecaster()), series) < 0.9 * rmse(Last(), series)
 
 
 def test_an_outlook_that_means_nothing_does_not_mislead() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from evenstep.predict import Arima, Ema, Gate, Last, Lstm, Narx, Rnn, make
+from evenstep.predict import Arima, Ema, Gated, Last, Lstm, Narx, Rnn, make_forecaster
 from evenstep.testing import ForecasterContract
 
 
@@ -37,8 +37,8 @@ class TestNarxWithOtherSettings(ForecasterContract):
 
 
 class TestGate(ForecasterContract):
-    make = staticmethod(lambda: Gate(inner=Narx(), min_steps=1))
+    make = staticmethod(lambda: Gated(inner=Narx(), min_steps=1))
 
 
 class TestNarxByName(ForecasterContract):
-    make = partial(make, "narx")
+    make = partial(make_forecaster, "narx")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evenstep.errors import ConfigError
-from evenstep.predict import Gate, Last, Narx
+from evenstep.predict import Gated, Last, Narx
 from evenstep.testing import forecasts, interference
 from evenstep.types import FloatArray
 
@@ -25,7 +25,7 @@ OUTLOOK = np.ones((2, 2))
 
 
 def test_each_worker_is_judged_by_itself() -> None:
-    gate = Gate(inner=Scaled(factors=(2.0, 1.0)), min_steps=3)
+    gate = Gated(inner=Scaled(factors=(2.0, 1.0)), min_steps=3)
     gate.seat(["doubles", "stays"])
     for step in range(6):
         gate.learn(np.array([2.0**step, 2.0**step]), OUTLOOK)
@@ -34,7 +34,7 @@ def test_each_worker_is_judged_by_itself() -> None:
 
 
 def test_a_forecaster_is_not_believed_before_it_was_compared_often_enough() -> None:
-    gate = Gate(inner=Scaled(factors=(2.0, 2.0)), min_steps=3)
+    gate = Gated(inner=Scaled(factors=(2.0, 2.0)), min_steps=3)
     gate.seat(["a", "b"])
     doubling = np.array([[2.0**step] * 2 for step in range(6)])
     said = forecasts(gate, (doubling, np.ones((6, 2, 2))))
@@ -42,7 +42,7 @@ def test_a_forecaster_is_not_believed_before_it_was_compared_often_enough() -> N
 
 
 def test_trust_is_lost_when_the_forecaster_gets_worse() -> None:
-    gate = Gate(inner=Scaled(factors=(2.0, 2.0)), min_steps=3)
+    gate = Gated(inner=Scaled(factors=(2.0, 2.0)), min_steps=3)
     gate.seat(["a", "b"])
     for step in range(10):
         gate.learn(np.full(2, 2.0**step), OUTLOOK)
@@ -55,7 +55,7 @@ def test_trust_is_lost_when_the_forecaster_gets_worse() -> None:
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, 0.0, -1.0])
 def test_what_is_no_speed_is_never_passed_on(broken: float) -> None:
-    gate = Gate(inner=Scaled(factors=(broken, 2.0)), min_steps=1)
+    gate = Gated(inner=Scaled(factors=(broken, 2.0)), min_steps=1)
     gate.seat(["a", "b"])
     for step in range(4):
         gate.learn(np.full(2, 2.0**step), OUTLOOK)
@@ -68,7 +68,7 @@ def test_a_trusted_forecaster_that_breaks_is_passed_over() -> None:
         def forecast(self, outlook: FloatArray) -> FloatArray:
             return np.where(outlook[:, 0] < 0.5, np.nan, super().forecast(outlook))
 
-    gate = Gate(inner=Breaks(factors=(2.0, 2.0)), min_steps=1)
+    gate = Gated(inner=Breaks(factors=(2.0, 2.0)), min_steps=1)
     gate.seat(["a", "b"])
     for step in range(4):
         gate.learn(np.full(2, 2.0**step), OUTLOOK)
@@ -78,7 +78,7 @@ def test_a_trusted_forecaster_that_breaks_is_passed_over() -> None:
 def test_one_spike_does_not_decide_for_long() -> None:
     speed, outlook = interference(steps=200, workers=16, seed=1)
     speed[150] *= 100
-    gate = Gate(inner=Narx())
+    gate = Gated(inner=Narx())
     gate.seat([f"w{i}" for i in range(16)])
     forecasts(gate, (speed, outlook))
     assert gate.trusted.mean() > 0.8
@@ -88,14 +88,14 @@ def test_an_outlook_that_ceases_to_mean_anything_costs_less_behind_the_gate() ->
     speed, outlook = interference(steps=400, workers=16, seed=2, noise=0.001)
     speed[100:] = speed[0]
 
-    def error(forecaster: Gate | Narx) -> float:
+    def error(forecaster: Gated | Narx) -> float:
         forecaster.seat([f"w{i}" for i in range(16)])
         said = forecasts(forecaster, (speed, outlook))[101:]
         return float(np.sqrt(np.mean((said / speed[101:] - 1) ** 2)))
 
-    assert error(Gate(inner=Narx())) < 0.85 * error(Narx())
+    assert error(Gated(inner=Narx())) < 0.85 * error(Narx())
 
 
 def test_a_gate_that_forgets_nothing_or_all_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"alpha: must lie in \(0, 1\], got 0"):
-        Gate(inner=Last(), alpha=0)
+        Gated(inner=Last(), alpha=0)

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 from evenstep.errors import ConfigError, InvalidInputError, UnknownSettingError
-from evenstep.predict import FORECASTERS, Arima, Ema, Gate, Last, Lstm, Narx, make
+from evenstep.predict import FORECASTERS, Arima, Ema, Gated, Last, Lstm, Narx, make_forecaster
 
 
 @pytest.mark.parametrize("name", FORECASTERS)
 def test_every_forecaster_is_made_by_name_and_gated(name: str) -> None:
-    made = make(name)
+    made = make_forecaster(name)
     if name == "last":
         assert isinstance(made, Last)
     else:
-        assert isinstance(made, Gate)
+        assert isinstance(made, Gated)
         assert type(made.inner) is FORECASTERS[name]
 
 
 def test_options_reach_the_forecaster() -> None:
-    made = make("narx", {"delays": 3, "width": 4})
-    assert isinstance(made, Gate)
+    made = make_forecaster("narx", {"delays": 3, "width": 4})
+    assert isinstance(made, Gated)
     assert isinstance(made.inner, Narx)
     assert (made.inner.delays, made.inner.width) == (3, 4)
 
@@ -32,7 +32,7 @@ def test_options_reach_the_forecaster() -> None:
         ("nrax", {}, "forecaster: unknown name 'nrax'; did you mean narx?"),
         ("narx", {"delay": 3}, "unknown setting forecaster.delay; did you mean delays?"),
         ("ema", {"window": 3}, "unknown setting forecaster.window; did you mean one of alpha?"),
-        ("last", {"alpha": 1}, "forecaster.alpha: last has no settings; leave it out"),
+        ("last", {"alpha": 1}, "forecaster.alpha: last has no settings; remove it"),
         ("ema", {"alpha": "fast"}, 'forecaster.alpha: expected float, got "fast"'),
         ("ema", {"alpha": 1.5}, "forecaster.alpha: must lie in (0, 1], got 1.5"),
         ("narx", {"delays": 0}, "forecaster.delays: must be 1 or more, got 0"),
@@ -45,13 +45,13 @@ def test_a_wrong_option_is_named_with_the_way_out(
     name: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        make(name, options)
+        make_forecaster(name, options)
     assert str(caught.value) == message
 
 
 def test_an_unknown_option_is_an_unknown_setting() -> None:
     with pytest.raises(UnknownSettingError):
-        make("narx", {"delay": 3})
+        make_forecaster("narx", {"delay": 3})
 
 
 @pytest.mark.parametrize(("p", "q"), [(1, 0), (0, 1), (3, 2)])
@@ -78,7 +78,7 @@ def test_a_roster_that_names_a_worker_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("name", FORECASTERS)
 def test_columns_that_do_not_fit_the_roster_are_refused(name: str) -> None:
-    forecaster = make(name)
+    forecaster = make_forecaster(name)
     forecaster.seat(["a", "b"])
     with pytest.raises(
         InvalidInputError, match=r"speed: has shape \(3,\), the roster needs \(2,\)"
@@ -93,8 +93,8 @@ def test_columns_that_do_not_fit_the_roster_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_state_of_other_settings_is_refused_and_changes_nothing(gated: bool) -> None:
-    small: Lstm | Gate = Gate(inner=Lstm(width=2)) if gated else Lstm(width=2)
-    large: Lstm | Gate = Gate(inner=Lstm(width=3)) if gated else Lstm(width=3)
+    small: Lstm | Gated = Gated(inner=Lstm(width=2)) if gated else Lstm(width=2)
+    large: Lstm | Gated = Gated(inner=Lstm(width=3)) if gated else Lstm(width=3)
     small.seat(["a"])
     large.seat(["b"])
     with pytest.raises(InvalidInputError, match="load it with the settings it was saved with"):
@@ -104,7 +104,7 @@ def test_a_state_of_other_settings_is_refused_and_changes_nothing(gated: bool) -
 
 @pytest.mark.parametrize("name", FORECASTERS)
 def test_an_empty_roster_is_a_roster(name: str) -> None:
-    forecaster, restored = make(name), make(name)
+    forecaster, restored = make_forecaster(name), make_forecaster(name)
     restored.load_state_dict(forecaster.state_dict())  # before anyone was seated
     for one in (forecaster, restored):
         one.seat([])

@@ -30,14 +30,14 @@ def test_the_slopes_of_narx_are_the_derivatives_of_its_forecast(delays: int) -> 
     narx.seat(["a", "b"])
     forecasts(narx, interference(steps=60, workers=2, seed=1))
     outlook = np.array([[0.3, 0.8], [0.9, 0.1]])
-    look = narx._look(outlook)
-    for block, slope in zip(look.blocks, look.slopes, strict=True):
+    prediction = narx._predict(outlook)
+    for block, slope in zip(prediction.blocks, prediction.slopes, strict=True):
         for at in np.ndindex(block.weights.shape[:-1]):
             was = block.weights[at].copy()
             block.weights[at] = was + TINY
-            above = narx._look(outlook).change
+            above = narx._predict(outlook).change
             block.weights[at] = was - TINY
-            below = narx._look(outlook).change
+            below = narx._predict(outlook).change
             block.weights[at] = was
             np.testing.assert_allclose(slope[at], (above - below) / (2 * TINY), atol=1e-8)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.hypothesis_examples import examples
 
-from evenstep.predict import FORECASTERS, Gate
+from evenstep.predict import FORECASTERS, Gated
 from evenstep.testing import interference
 
 level = st.floats(1e-3, 1e6)
@@ -25,7 +25,7 @@ def test_a_worker_measured_once_always_has_a_speed_within_reason(
     name: str, gated: bool, base: float, steps: list[tuple[float, float, float]], repeat: int
 ) -> None:
     bare = FORECASTERS[name]()
-    forecaster = Gate(inner=bare, min_steps=2) if gated else bare
+    forecaster = Gated(inner=bare, min_steps=2) if gated else bare
     forecaster.seat(["a"])
     forecaster.learn(np.array([base]), np.full((1, 2), 0.5))
     low = high = base

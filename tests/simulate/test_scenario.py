@@ -74,7 +74,7 @@ def test_the_scenarios_named_in_the_docs_exist() -> None:
         (plain(samples=10), "as either steps or samples"),
         (plain(steps=0), "as either steps or samples, 1 or more: "),
         (plain(communication={"bytes_per_s": 0}), "communication.bytes_per_s: must be above 0"),
-        ([], "expected settings by name"),
+        ([], "expected a mapping of settings"),
     ],
 )
 def test_an_invalid_scenario_is_refused_with_the_path_of_the_error(data: Any, message: str) -> None:

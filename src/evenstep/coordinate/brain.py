@@ -14,7 +14,7 @@ from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
 from evenstep.errors import JournalError, PlanError
 from evenstep.journal import Journal, read
-from evenstep.pace import Means, Pace, Tally
+from evenstep.pace import MeanTimes, Pacer, SkippedSteps
 from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, StepReport, WorkerId
 
 log = logging.getLogger("evenstep")
@@ -32,9 +32,9 @@ class Brain:
         self._open_journal, self._timer = open_journal, timer
         self._engine: Engine | None = None
         self.num_decided = 0  # events decided on; each is a record of the journal
-        self._pace = Pace()
+        self._pace = Pacer()
         self._balances = True
-        self._means, self._tally = Means(), Tally()
+        self._means, self._tally = MeanTimes(), SkippedSteps()
 
     def begin(self, settings: Settings, facts: dict[str, Any]) -> None:
         """Begin a new run."""
@@ -112,8 +112,8 @@ class Brain:
         num, samples = done.steps.num, [r.samples for r in done.reports]
         compute_s = [r.compute_s for r in done.reports]
         spread_s = [r.spread_s for r in done.reports]
-        wanted = self._pace.wants(now_s, compute_s, num=num)
-        self._means.add(samples, compute_s, spread_s, anew=self._pace.lively, num=num)
+        wanted = self._pace.should_decide(now_s, compute_s, num=num)
+        self._means.add(samples, compute_s, spread_s, restart=self._pace.eventful, num=num)
         if not wanted:
             self._tally.add(done.generation, done.steps)
             return ()

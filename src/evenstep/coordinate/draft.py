@@ -12,7 +12,7 @@ from evenstep.coordinate.events import AnyEffect, HangUp, Log, Send, StopProcess
 from evenstep.coordinate.state import WorkerState
 from evenstep.coordinate.terms import MAX_WORKERS, Store, Terms
 from evenstep.decide.cluster import Cluster
-from evenstep.decide.learning import most_workers
+from evenstep.decide.learning_rate import max_workers as batch_max_workers
 from evenstep.messages import Generation, ToClient
 from evenstep.types import AnyAction, AnyEvent, WorkerId
 
@@ -164,7 +164,7 @@ class Draft(st.RunView):
     @property
     def capacity(self) -> int:
         """Workers that the run may have: no more than its batch can be shared among."""
-        most = most_workers(self.cluster.settings.batch) if self.cluster else MAX_WORKERS
+        most = batch_max_workers(self.cluster.settings.batch) if self.cluster else MAX_WORKERS
         return min(self.terms.max_workers, most)
 
     def is_in(self, worker: WorkerId, state: WorkerState) -> bool:

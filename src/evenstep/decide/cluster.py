@@ -1,4 +1,4 @@
-"""The state of the brain: one frozen value that only `decide` makes anew."""
+"""The state of the brain: one frozen value that only `decide` replaces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from evenstep.config import Settings
-from evenstep.decide.learning import GradientNoise, global_batch
+from evenstep.decide.learning_rate import GradientNoise, global_batch
 from evenstep.decide.scaling.search import Search
 from evenstep.decide.straggler import Stragglers
 from evenstep.ports import BatchPolicy, Memory, ScalingHeuristic
@@ -21,18 +21,18 @@ class Cluster:
     policy: BatchPolicy
     heuristic: ScalingHeuristic | None = None
     workers: Mapping[WorkerId, Worker] = field(default_factory=dict)
-    roster: tuple[WorkerId, ...] = ()  # in rank order: by arrival, so the leader stays while it can
+    roster: tuple[WorkerId, ...] = ()  # rank order is join order, so the leader rarely changes
     generation: int = 0
-    step: int = -1  # the newest one committed
-    step_generation: int = 0  # that took it
-    furthest_step: int = -1  # ever seen: behind it, steps are taken again from a checkpoint
+    step: int = -1  # last committed step
+    step_generation: int = 0  # the generation that committed it
+    furthest_step: int = -1  # highest step ever; up to it, steps are repeats after a rollback
     samples: int = 0  # trained on so far
     fleet: Fleet | None = None  # None while paused
     plan: Plan | None = None  # None while paused
     memory: Memory | None = None  # the policy's
-    launching: int = 0  # ordered, not yet joined
+    launching: int = 0  # launches in flight
     draining: frozenset[WorkerId] = frozenset()
-    target: int = 0  # the size last asked for or decided on; 0: none yet
+    target: int = 0  # size last requested or decided; 0: none yet
     noise: GradientNoise = field(default_factory=GradientNoise)
     search: Search = field(default_factory=Search)
     stragglers: Stragglers = field(default_factory=Stragglers)
@@ -44,7 +44,7 @@ class Cluster:
 
     @property
     def batch(self) -> int:
-        """The global batch of the workers there are."""
+        """The global batch for the current number of workers."""
         return global_batch(self.settings.batch, max(1, len(self.workers)))
 
     @property
@@ -52,10 +52,10 @@ class Cluster:
         """The workers in rank order, the leader first."""
         return tuple(self.workers[w] for w in self.roster)
 
-    def is_news(self, event: StepDone) -> bool:
-        """Whether a step is newer than all it knows. A later generation may begin further back."""
+    def is_newer(self, event: StepDone) -> bool:
+        """Whether a step is newer than the last one. A new generation may restart further back."""
         return (event.generation, event.step) > (self.step_generation, self.step)
 
 
 Decision = tuple[Cluster, tuple[AnyAction, ...]]
-"""The next state, and the orders that lead to it."""
+"""The next state, and the actions to carry out."""

@@ -1,6 +1,6 @@
-"""Step-time curves: how long each worker of a fleet takes for a share, as columns.
+"""Step-time curves: seconds each worker of a fleet takes for a share, as columns.
 
-A share of zero takes no time. From one sample on, time never falls as the share grows.
+A share of zero takes no time. From one sample on, time never decreases as the share grows.
 """
 
 from __future__ import annotations
@@ -10,30 +10,33 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evenstep.errors import InvalidInputError
 from evenstep.types import MOST_SAMPLES, FloatArray, IntArray
 
-MOST = np.int64(MOST_SAMPLES)
+Mask = NDArray[np.bool_]
+
+MAX_SHARE = np.int64(MOST_SAMPLES)
 
 
 class Curves(Protocol):
-    """One curve a worker, and its inverse. Both agree: `seconds(within(t)) <= t`."""
+    """One curve per worker, and its inverse: `seconds(max_shares(t)) <= t`."""
 
     def seconds(self, shares: IntArray) -> FloatArray:
         """The time each worker takes for its share."""
         ...
 
-    def within(self, deadline_s: float) -> IntArray:
+    def max_shares(self, deadline_s: float) -> IntArray:
         """The largest share each worker finishes by the deadline."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlatLinear:
-    """`max(floor_s, fixed_s + per_sample_s * share)`: flat up to the knee, then a line.
+    """`max(floor_s, fixed_s + per_sample_s * share)`: flat up to the knee, then linear.
 
-    A GPU below saturation is the flat part; a CPU is the line alone, with a fixed cost a step.
+    A GPU is flat below saturation; a CPU is linear throughout, with a fixed cost per step.
     """
 
     floor_s: FloatArray
@@ -52,7 +55,7 @@ class FlatLinear:
 
     @classmethod
     def at_speed(cls, samples_per_s: FloatArray) -> FlatLinear:
-        """Lines through the origin: time in proportion to the share."""
+        """Lines through the origin: time proportional to the share."""
         if not (np.isfinite(samples_per_s) & (samples_per_s > 0)).all():
             bad = samples_per_s[~(np.isfinite(samples_per_s) & (samples_per_s > 0))][0]
             raise InvalidInputError("samples_per_s", f"must be above 0 and finite, got {bad}")
@@ -72,32 +75,32 @@ class FlatLinear:
         line = self.fixed_s + self.per_sample_s * shares
         return np.where(shares > 0, np.maximum(self.floor_s, line), 0.0)
 
-    def within(self, deadline_s: float) -> IntArray:
+    def max_shares(self, deadline_s: float) -> IntArray:
         """The largest share each worker finishes by the deadline."""
         with np.errstate(divide="ignore", invalid="ignore"):
             exact = (deadline_s - self.fixed_s) / self.per_sample_s
-        # 0/0: a worker whose samples are free and whose fixed cost just fits.
-        exact = np.where(np.isnan(exact), float(MOST), exact)
-        share = np.minimum(np.maximum(np.floor(exact), 0.0), float(MOST)).astype(np.int64)
-        # Division rounds; `seconds` is the truth, one sample either way.
-        share += self.seconds(np.minimum(share + 1, MOST)) <= deadline_s
-        share = np.minimum(share, MOST)
+        # 0/0: samples cost nothing and the fixed cost exactly meets the deadline.
+        exact = np.where(np.isnan(exact), float(MAX_SHARE), exact)
+        share = np.minimum(np.maximum(np.floor(exact), 0.0), float(MAX_SHARE)).astype(np.int64)
+        # Division rounds: correct by one sample so that this agrees with `seconds`.
+        share += self.seconds(np.minimum(share + 1, MAX_SHARE)) <= deadline_s
+        share = np.minimum(share, MAX_SHARE)
         share -= (share > 0) & (self.seconds(share) > deadline_s)
         return np.where(self.floor_s <= deadline_s, share, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnyMonotone:
-    """Curves given only as a function of all shares at once, inverted by bisection."""
+    """Curves given as a function of all shares at once, inverted by bisection."""
 
     function: Callable[[IntArray], FloatArray]
-    upper: IntArray  # shares above this are never asked for
+    upper: IntArray  # largest share ever evaluated
 
     def seconds(self, shares: IntArray) -> FloatArray:
         """The time each worker takes for its share."""
         return np.where(shares > 0, self.function(shares), 0.0)
 
-    def within(self, deadline_s: float) -> IntArray:
+    def max_shares(self, deadline_s: float) -> IntArray:
         """The largest share each worker finishes by the deadline, up to `upper`."""
         low, high = np.zeros_like(self.upper), self.upper.copy()
         while (low < high).any():

@@ -1,7 +1,7 @@
-"""`decide(cluster, event) -> (cluster, actions)`: the one door for state.
+"""`decide(cluster, event) -> (cluster, actions)`: the only place that changes state.
 
-The match over events is exhaustive. Late news (a report of a former generation, the loss of a
-worker already gone) changes nothing; news that cannot be true raises and leaves all as it was.
+The match over events is exhaustive. A late event (a step of an earlier generation, the loss of a
+worker already removed) changes nothing; an impossible one raises and leaves the state as it was.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import assert_never
 import numpy as np
 
 from evenstep.decide.cluster import Cluster, Decision
-from evenstep.decide.learning import (
+from evenstep.decide.learning_rate import (
     GradientNoise,
     base_batch,
     lr_factor,
@@ -23,10 +23,10 @@ from evenstep.decide.sizing import (
     consider_size,
     consider_stragglers,
     drain,
+    drain_after_join,
     launch_failed,
-    regrouped,
-    relieve,
     resize,
+    restart_search,
 )
 from evenstep.errors import BatchBoundsError, InvalidInputError, PausedError, PlanError
 from evenstep.types import (
@@ -49,58 +49,58 @@ from evenstep.types import (
     listed,
 )
 
-RATE_MOVED = 0.02  # a learning rate that moves by less is left as it is
+MIN_LR_CHANGE = 0.02  # relative; a smaller change of the learning rate gets no new plan
 
 
 def decide(cluster: Cluster, event: AnyEvent) -> Decision:
-    """One event in, the next state and the orders out."""
+    """One event in, the next state and the actions out."""
     match event:
         case StepDone():
             return _step(cluster, event)
         case Joined(workers=workers):
             return _joined(cluster, workers)
-        case Left(workers=gone, cause=cause):
-            return _gone(cluster, gone, "left", cause)
-        case Lost(workers=gone, cause=cause):
-            return _gone(cluster, gone, "lost", cause)
+        case Left(workers=workers, cause=cause):
+            return _removed(cluster, workers, "left", cause)
+        case Lost(workers=workers, cause=cause):
+            return _removed(cluster, workers, "lost", cause)
         case LaunchFailed(num_workers=num, cause=cause):
             return launch_failed(cluster, num, cause)
         case SizeAsked(num_workers=num):
-            return resize(cluster, num, f"{num} workers asked for")
+            return resize(cluster, num, f"size {num} requested")
         case DrainAsked(worker=worker):
             if worker not in cluster.workers:
-                there = listed(cluster.roster)
-                raise InvalidInputError("drain", f"no worker {worker}; there are {there}")
-            return drain(cluster, (worker,), "asked for")
+                known = listed(cluster.roster)
+                raise InvalidInputError("drain", f"no worker {worker}; the workers are {known}")
+            return drain(cluster, (worker,), "requested by an operator")
         case _:
             assert_never(event)
 
 
 def _step(cluster: Cluster, event: StepDone) -> Decision:
-    """Decide once on all of a step's reports: shares, then size, then stragglers."""
-    if not cluster.is_news(event) or event.generation > cluster.generation:
+    """Decide once per step, on all its reports: shares, then size, then stragglers."""
+    if not cluster.is_newer(event) or event.generation > cluster.generation:
         return cluster, ()
-    again = event.step <= cluster.furthest_step  # from an older checkpoint: trained on before
-    counted = cluster.samples + (0 if again else event.steps.samples)
+    repeated = event.step <= cluster.furthest_step  # after a rollback: its samples were counted
+    samples = cluster.samples + (0 if repeated else event.steps.samples)
     cluster = replace(
         cluster,
         step=event.step,
         step_generation=event.generation,
         furthest_step=max(cluster.furthest_step, event.step),
-        samples=max(cluster.samples, event.position) if event.position else counted,
-        noise=observe_noise(cluster.noise, _noise(event)),
+        samples=max(cluster.samples, event.position) if event.position else samples,
+        noise=observe_noise(cluster.noise, _gradient_noise(event)),
     )
     fleet = cluster.fleet
     if fleet is None or event.generation < cluster.generation:
-        return cluster, ()  # it counts, but says nothing of the roster that there is now
+        return cluster, ()  # it counts, but was not measured on the current roster
     cluster, plans = _balance(cluster, fleet, event)
     cluster, sizes = consider_size(cluster, event)
     cluster, replacements = consider_stragglers(cluster, event)
     return cluster, (*plans, *sizes, *replacements)
 
 
-def _noise(event: StepDone) -> GradientNoise | None:
-    """Signal and noise of a step's gradient, if all who had a share measured theirs."""
+def _gradient_noise(event: StepDone) -> GradientNoise | None:
+    """The step's signal and noise, if every worker with a share reported a gradient norm."""
     norms = [r.grad_squared_norm for r in event.reports if r.samples > 0]
     if event.grad_squared_norm <= 0 or min(norms, default=0.0) <= 0:
         return None
@@ -116,22 +116,22 @@ def _balance(cluster: Cluster, fleet: Fleet, event: StepDone) -> Decision:
     if move is not None:
         move = _checked(cluster, fleet, move[0]), move[1]
     if move is None or (move[0] == shares).all():
-        move = _new_rate(cluster, shares)
+        move = _lr_only(cluster, shares)
         if move is None:
             return cluster, ()
     plan = _plan(cluster, fleet, *move)
     return replace(cluster, plan=plan), (plan,)
 
 
-def _new_rate(cluster: Cluster, shares: IntArray) -> tuple[IntArray, str] | None:
-    """The same shares, if what is known of the gradients' noise asks for another learning rate."""
+def _lr_only(cluster: Cluster, shares: IntArray) -> tuple[IntArray, str] | None:
+    """The same shares, if the gradient noise calls for another AdaScale learning rate."""
     batch = cluster.settings.batch
     if batch.size or batch.lr_rule != "adascale" or cluster.plan is None:
         return None
     lr, _ = lr_factor(batch.lr_rule, cluster.batch, base_batch(batch), cluster.noise)
-    if abs(lr / cluster.plan.lr_factor - 1) < RATE_MOVED:
+    if abs(lr / cluster.plan.lr_factor - 1) < MIN_LR_CHANGE:
         return None
-    return shares, "shares as they are"
+    return shares, "shares unchanged"
 
 
 def _joined(cluster: Cluster, workers: tuple[Worker, ...]) -> Decision:
@@ -140,7 +140,7 @@ def _joined(cluster: Cluster, workers: tuple[Worker, ...]) -> Decision:
     for worker in ids:
         if worker in seen:
             raise InvalidInputError(
-                "joined", f"there is a worker {worker} already; ids are for life"
+                "joined", f"worker {worker} exists already; give each worker a new id"
             )
         seen.add(worker)
     cluster = replace(
@@ -151,28 +151,28 @@ def _joined(cluster: Cluster, workers: tuple[Worker, ...]) -> Decision:
         search=replace(cluster.search, num_failures=0),
     )
     cluster, actions = _regroup(cluster, f"{listed(ids)} joined")
-    cluster, drains = relieve(cluster)
+    cluster, drains = drain_after_join(cluster)
     return cluster, (*actions, *drains)
 
 
-def _gone(cluster: Cluster, gone: tuple[WorkerId, ...], how: str, cause: str) -> Decision:
-    known = dict.fromkeys(w for w in gone if w in cluster.workers)
-    if not known:
+def _removed(cluster: Cluster, workers: tuple[WorkerId, ...], verb: str, cause: str) -> Decision:
+    removed = dict.fromkeys(w for w in workers if w in cluster.workers)
+    if not removed:
         return cluster, ()
     cluster = replace(
         cluster,
-        workers={i: w for i, w in cluster.workers.items() if i not in known},
-        roster=tuple(w for w in cluster.roster if w not in known),
-        draining=cluster.draining - known.keys(),
+        workers={i: w for i, w in cluster.workers.items() if i not in removed},
+        roster=tuple(w for w in cluster.roster if w not in removed),
+        draining=cluster.draining - removed.keys(),
     )
-    return _regroup(cluster, f"{listed(list(known))} {how}" + (f": {cause}" if cause else ""))
+    return _regroup(cluster, f"{listed(list(removed))} {verb}" + (f": {cause}" if cause else ""))
 
 
 def _regroup(cluster: Cluster, reason: str) -> Decision:
-    """A new generation of the workers there are, with shares; or a pause, if they cannot train."""
-    num, least = len(cluster.workers), cluster.settings.workers.min
-    if num < least:
-        return _pause(cluster, f"{reason}; {num} of at least {least} workers")
+    """A new generation of all workers, with shares; or a pause, if they cannot train."""
+    num, minimum = len(cluster.workers), cluster.settings.workers.min
+    if num < minimum:
+        return _pause(cluster, f"{reason}; {num} of the {minimum} workers needed")
     batch, min_share = cluster.batch, cluster.settings.batch.min_share
     fleet = Fleet.of(cluster.workers.values(), batch=batch, min_share=min_share)
     try:
@@ -180,7 +180,7 @@ def _regroup(cluster: Cluster, reason: str) -> Decision:
     except (BatchBoundsError, PausedError) as e:
         return _pause(cluster, f"{reason}; {e}")
     cluster = replace(
-        regrouped(cluster), generation=cluster.generation + 1, fleet=fleet, memory=memory
+        restart_search(cluster), generation=cluster.generation + 1, fleet=fleet, memory=memory
     )
     shares = _checked(cluster, fleet, shares)
     plan = _plan(cluster, fleet, shares, f"{reason}; {why}")
@@ -205,19 +205,18 @@ def _plan(cluster: Cluster, fleet: Fleet, shares: IntArray, reason: str) -> Plan
 
 
 def _checked(cluster: Cluster, fleet: Fleet, shares: IntArray) -> IntArray:
-    """The policy's shares, if they keep the batch and every worker's bounds; else PlanError."""
+    """The policy's shares; raises PlanError if they break the batch or a worker's bounds."""
     policy, shares = cluster.settings.policy.name, np.asarray(shares)
     if shares.shape != (len(fleet),) or shares.dtype.kind not in "iu":
-        told = f"gave {shares.tolist()}, not one whole number for each of {len(fleet)} workers"
-        raise PlanError(policy, told)
+        problem = f"gave {shares.tolist()}, not one integer for each of {len(fleet)} workers"
+        raise PlanError(policy, problem)
     outside = (shares < fleet.lower) | (shares > fleet.upper)
     if outside.any():
         i = int(outside.argmax())
         share, lower, upper = int(shares[i]), int(fleet.lower[i]), int(fleet.upper[i])
         bound = "the batch" if cluster.workers[fleet.ids[i]].cap is None else "its cap"
-        than = f"more than {bound} of {upper}" if share > upper else f"less than min_share, {lower}"
-        raise PlanError(policy, f"gave worker {fleet.ids[i]} {share} samples, {than}")
+        limit = f"more than {bound} of {upper}" if share > upper else f"under min_share, {lower}"
+        raise PlanError(policy, f"gave worker {fleet.ids[i]} {share} samples, {limit}")
     if int(shares.sum()) != cluster.batch:
-        told = f"gave out {shares.sum()} samples of a batch of {cluster.batch}"
-        raise PlanError(policy, told)
+        raise PlanError(policy, f"assigned {shares.sum()} samples of a batch of {cluster.batch}")
     return shares

@@ -1,4 +1,4 @@
-"""How many workers, and which: the search and the stragglers turned into orders."""
+"""How many workers, and which: turns the size search and straggler detection into actions."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from math import inf
 
 from evenstep.config import WorkerSettings
 from evenstep.decide.cluster import Cluster, Decision
-from evenstep.decide.learning import global_batch, most_workers
-from evenstep.decide.scaling.kind import kind_to_add, kinds_of, whom_to_drop
+from evenstep.decide.learning_rate import global_batch, max_workers
+from evenstep.decide.scaling.kind import kind_to_add, kinds_of, workers_to_drop
 from evenstep.decide.scaling.search import Size, look, observe, transition
 from evenstep.decide.straggler import give_up, judge
 from evenstep.types import Drain, Launch, Stay, StepDone, WorkerId
 
-BLOCKED_LOOKS = 10  # after workers could not be started, before any are ordered again
-MOST_DOUBLINGS = 6
+BACKOFF_LOOKS = 10  # looks without a launch after the first failed launch
+MAX_DOUBLINGS = 6
 
 
 def consider_size(cluster: Cluster, event: StepDone) -> Decision:
-    """One step's word on the size of the cluster: workers ordered, sent home, or why neither."""
+    """Update the size search with a step: launch or drain workers, or say why not."""
     heuristic = cluster.heuristic
     if heuristic is None:
         return cluster, ()
@@ -37,13 +37,13 @@ def consider_size(cluster: Cluster, event: StepDone) -> Decision:
     cluster = replace(cluster, search=search)
     samples_left = max(0, settings.samples - cluster.samples)
     if settings.samples and not samples_left:
-        return cluster, ()  # nothing is worth a change any more
+        return cluster, ()  # the job is done: no change can pay off
     bounds = size_bounds(cluster)
-    least = min(max(bounds.min, settings.scaling.min_workers), bounds.max)
+    min_workers = min(max(bounds.min, settings.scaling.min_workers), bounds.max)
     search, target, reason = look(
         search,
         settings.scaling,
-        WorkerSettings(min=least, max=bounds.max),
+        WorkerSettings(min=min_workers, max=bounds.max),
         heuristic,
         samples_left=samples_left,
         waiting=waiting,
@@ -58,20 +58,20 @@ def consider_size(cluster: Cluster, event: StepDone) -> Decision:
 
 
 def size_bounds(cluster: Cluster) -> WorkerSettings:
-    """The fewest that hold the batch under their caps, and the most that it can be shared among.
+    """The fewest workers whose caps hold the batch, and the most that it can be split among.
 
-    Who would leave is not known, so the fewest are counted with the smallest caps.
+    Which workers would leave is unknown, so the fewest are counted from the smallest caps up.
     """
     limits, batch = cluster.settings.workers, cluster.settings.batch
-    most = min(limits.max, most_workers(batch))
+    most = min(limits.max, max_workers(batch))
     caps = sorted(inf if w.cap is None else w.cap for w in cluster.workers.values())
-    sums = enumerate(accumulate(caps), start=1)
-    held = (n for n, held in sums if held >= global_batch(batch, n))
-    return WorkerSettings(min=min(max(limits.min, next(held, len(caps))), most), max=most)
+    totals = enumerate(accumulate(caps), start=1)
+    enough = (n for n, total in totals if total >= global_batch(batch, n))
+    return WorkerSettings(min=min(max(limits.min, next(enough, len(caps))), most), max=most)
 
 
 def consider_stragglers(cluster: Cluster, event: StepDone) -> Decision:
-    """One step's word on who is too slow: a substitute ordered, or why nobody is replaced now."""
+    """Update straggler detection with a step: launch a substitute, or say why not."""
     staying = [w for w in cluster.ranks if w.id not in cluster.draining]
     memory, straggler, reason = judge(
         cluster.stragglers,
@@ -87,43 +87,43 @@ def consider_stragglers(cluster: Cluster, event: StepDone) -> Decision:
     return replace(cluster, launching=cluster.launching + 1), (order,)
 
 
-def relieve(cluster: Cluster) -> Decision:
-    """Workers have joined: the straggler one was ordered for may go, and who is too many by now."""
+def drain_after_join(cluster: Cluster) -> Decision:
+    """After a join: drain the straggler it replaces, or workers beyond the target size."""
     straggler = cluster.stragglers.leaving
     if straggler is not None and straggler.id in cluster.workers:
-        joined = [w for w in cluster.ranks if w.id not in cluster.stragglers.peers]
-        alike = [w for w in joined if w.kind == straggler.kind]
-        if alike:
-            return drain(cluster, (straggler.id,), f"{alike[0].id} has joined in its place")
+        joined = [w for w in cluster.ranks if w.id not in cluster.stragglers.roster_when_named]
+        substitutes = [w for w in joined if w.kind == straggler.kind]
+        if substitutes:
+            return drain(cluster, (straggler.id,), f"replaced by {substitutes[0].id}")
         if cluster.launching or not joined:
             return cluster, ()
-        # What came is of another kind, and may be the slower one: nobody is replaced by it.
+        # The joiner is of another kind and may be even slower: keep the straggler.
         gave_up = give_up(cluster.stragglers, cluster.settings.straggler)
         cluster = replace(cluster, stragglers=gave_up)
     if len(cluster.workers) - len(cluster.draining) > cluster.target > 0:
-        return resize(cluster, cluster.target, "more came than are wanted")
+        return resize(cluster, cluster.target, "more workers joined than needed")
     return cluster, ()
 
 
-def regrouped(cluster: Cluster) -> Cluster:
-    """What was measured of the roster before does not mix with what follows."""
+def restart_search(cluster: Cluster) -> Cluster:
+    """The roster has changed: steps before and after must not be averaged together."""
     return replace(cluster, search=transition(cluster.search, len(cluster.workers)))
 
 
 def launch_failed(cluster: Cluster, num_workers: int, cause: str) -> Decision:
-    """Workers that were ordered will not come: go on with those there are.
-
-    Each time in a row that none came it takes twice as long until any are ordered again.
-    """
-    missed = min(num_workers, cluster.launching)
-    reason = f"{missed} of {cluster.launching} ordered workers did not start: {cause}; going on"
+    """Workers failed to start: continue without them, with exponential back-off of launches."""
+    failed = min(num_workers, cluster.launching)
+    reason = (
+        f"{failed} of {cluster.launching} launched workers did not start: {cause}; "
+        "continuing without them"
+    )
     failures = cluster.search.num_failures
-    blocked = replace(
+    search = replace(
         cluster.search,
         num_failures=failures + 1,
-        num_blocked_looks=BLOCKED_LOOKS << min(failures, MOST_DOUBLINGS),
+        num_backoff_looks=BACKOFF_LOOKS << min(failures, MAX_DOUBLINGS),
     )
-    cluster = replace(cluster, launching=cluster.launching - missed, search=blocked)
+    cluster = replace(cluster, launching=cluster.launching - failed, search=search)
     if cluster.stragglers.leaving is not None and cluster.launching == 0:
         gave_up = give_up(cluster.stragglers, cluster.settings.straggler)
         cluster = replace(cluster, stragglers=gave_up)
@@ -133,10 +133,10 @@ def launch_failed(cluster: Cluster, num_workers: int, cause: str) -> Decision:
 def resize(
     cluster: Cluster, target: int, reason: str, speed: dict[WorkerId, float] | None = None
 ) -> Decision:
-    """Order workers, or send some home, until `target` are there or on their way.
+    """Launch or drain workers until `target` are running or starting.
 
-    Which kind comes or goes is chosen by what it brings for its price, where `speed` (samples per
-    second in the last step) is known; else the last in rank go.
+    The kind to add or drop is chosen by samples per price where `speed` (samples per second in the
+    last step) is known; otherwise the last in rank are drained.
     """
     bounds = size_bounds(cluster)
     within = min(max(target, bounds.min), bounds.max)
@@ -148,21 +148,21 @@ def resize(
     kinds = kinds_of(staying, speed or {})
     if target > size:
         kind, why = kind_to_add(kinds.values()) if len(kinds) > 1 else ("", "")
-        order = Launch(num_workers=target - size, kind=kind, reason=_both(reason, why))
+        order = Launch(num_workers=target - size, kind=kind, reason=_with_why(reason, why))
         return replace(cluster, launching=cluster.launching + order.num_workers), (order,)
-    # Who is still on the way cannot be called back: it is let go again when it has come.
-    gone, why = whom_to_drop(staying, kinds, max(0, len(staying) - target))
-    return drain(cluster, gone, _both(reason, why if len(kinds) > 1 else ""), may_stay=True)
+    # Launches in flight cannot be cancelled: surplus workers are drained after they join.
+    dropped, why = workers_to_drop(staying, kinds, max(0, len(staying) - target))
+    return drain(cluster, dropped, _with_why(reason, why if len(kinds) > 1 else ""), may_stay=True)
 
 
 def drain(
     cluster: Cluster, workers: tuple[WorkerId, ...], reason: str, *, may_stay: bool = False
 ) -> Decision:
-    """Ask workers to leave. One that was asked already is not asked twice."""
+    """Ask workers to leave, except those that were asked already."""
     new = tuple(w for w in workers if w not in cluster.draining)
     cluster = replace(cluster, draining=cluster.draining | set(new))
     return cluster, tuple(Drain(worker=w, reason=reason, may_stay=may_stay) for w in new)
 
 
-def _both(reason: str, why: str) -> str:
+def _with_why(reason: str, why: str) -> str:
     return f"{reason}; {why}" if why else reason

@@ -10,7 +10,7 @@ from evenstep.errors import ConfigError, UnknownSettingError, nearest
 from evenstep.ports import Forecaster, look_up
 from evenstep.predict.arima import Arima
 from evenstep.predict.ema import Ema
-from evenstep.predict.gate import Gate
+from evenstep.predict.gate import Gated
 from evenstep.predict.last import Last
 from evenstep.predict.lstm import Lstm
 from evenstep.predict.narx import Narx
@@ -26,27 +26,27 @@ FORECASTERS: dict[str, type[Any]] = {
     "narx": Narx,
 }
 
-__all__ = ["FORECASTERS", "Arima", "Ema", "Gate", "Last", "Lstm", "Narx", "Rnn", "make"]
+__all__ = ["FORECASTERS", "Arima", "Ema", "Gated", "Last", "Lstm", "Narx", "Rnn", "make_forecaster"]
 
 
-def make(name: str, options: Mapping[str, Any] | None = None) -> Forecaster:
-    """The forecaster named `name`, behind a gate that falls back to `last` where that is better."""
+def make_forecaster(name: str, options: Mapping[str, Any] | None = None) -> Forecaster:
+    """The forecaster named `name`, gated: it falls back to `last` where `last` does better."""
     try:
         kind = look_up("forecasters", name, FORECASTERS)
         forecaster: Forecaster = kind(**_settings(kind, options or {}))
     except ConfigError as e:
         raise e.within("forecaster") from None
-    return forecaster if isinstance(forecaster, Last) else Gate(inner=forecaster)
+    return forecaster if isinstance(forecaster, Last) else Gated(inner=forecaster)
 
 
 def _settings(kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options`, each checked against the constructor's parameter of that name."""
+    """`options`, each validated against the constructor parameter of that name."""
     known = signature(kind, eval_str=True).parameters
     settings = {}
     for key, value in options.items():
         if key not in known:
             if not known:
-                raise ConfigError(key, f"{kind.__name__.lower()} has no settings; leave it out")
+                raise ConfigError(key, f"{kind.__name__.lower()} has no settings; remove it")
             near = nearest(key, known)
             raise UnknownSettingError(key, near or f"one of {', '.join(known)}")
         expected = known[key].annotation

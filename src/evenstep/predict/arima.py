@@ -1,4 +1,4 @@
-"""ARIMA(p, 1, q) on the logarithm of speed, its coefficients learned online."""
+"""ARIMA(p, 1, q) on the logarithm of speed, with coefficients learned online."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenstep.errors import ConfigError
-from evenstep.predict.change import Change, Look
 from evenstep.predict.kalman import Block, covariance, dot
-from evenstep.predict.rows import Columns
+from evenstep.predict.log_change import LogChangeForecaster, Prediction
+from evenstep.predict.per_worker import Columns
 from evenstep.types import FloatArray, WorkerId
 
-PRIOR = 0.3
+PRIOR_VAR = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Arima(Change):
+class Arima(LogChangeForecaster):
     """Forecasts from the last `p` changes of speed and the last `q` errors of its own forecasts.
 
-    This is extended least squares: the errors stand in for the noise that cannot be seen. It knows
-    nothing of free CPU and memory.
+    This is extended least squares: forecast errors stand in for the unobserved noise. Free CPU and
+    memory are ignored.
     """
 
     p: int = 2
@@ -31,19 +31,19 @@ class Arima(Change):
         if self.p < 0 or self.q < 0 or self.p + self.q == 0:
             raise ConfigError("p", f"p and q must be 0 or more, not both 0: {self.p}, {self.q}")
 
-    def _fresh(self, workers: Sequence[WorkerId]) -> Columns:
+    def _initial(self, workers: Sequence[WorkerId]) -> Columns:
         size = self.p + self.q
-        return super()._fresh(workers) | {
+        return super()._initial(workers) | {
             "before": np.zeros((size, len(workers))),
             "weights": np.zeros((size, len(workers))),
-            "covariance": covariance(np.full(size, PRIOR), (len(workers),)),
+            "covariance": covariance(np.full(size, PRIOR_VAR), (len(workers),)),
         }
 
-    def _look(self, outlook: FloatArray) -> Look:
+    def _predict(self, outlook: FloatArray) -> Prediction:
         col = self._columns
-        steps, surprises = np.split(col["before"], [self.p])
-        steps = np.concatenate([col["step"][None], steps])[: self.p]
-        surprises = np.concatenate([col["surprise"][None], surprises])[: self.q]
-        now = np.concatenate([steps, surprises])
-        block = Block(col["weights"], col["covariance"], np.full(len(now), PRIOR))
-        return Look(dot(block.weights, now), (block,), (now,), {"before": now})
+        changes, errors = np.split(col["before"], [self.p])
+        changes = np.concatenate([col["step"][None], changes])[: self.p]
+        errors = np.concatenate([col["surprise"][None], errors])[: self.q]
+        now = np.concatenate([changes, errors])
+        block = Block(col["weights"], col["covariance"], np.full(len(now), PRIOR_VAR))
+        return Prediction(dot(block.weights, now), (block,), (now,), {"before": now})

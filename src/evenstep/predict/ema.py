@@ -1,4 +1,4 @@
-"""An exponential moving average: quiet in noise, late after every change."""
+"""An exponential moving average (EWMA): smooths noise, lags behind changes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenstep.errors import ConfigError
-from evenstep.predict.rows import Columns, Rows, full
+from evenstep.predict.per_worker import Columns, PerWorkerForecaster, full
 from evenstep.types import FloatArray, WorkerId
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ema(Rows):
-    """Forecasts the average of the speeds so far, the newest with weight `alpha`."""
+class Ema(PerWorkerForecaster):
+    """Forecasts the EWMA of measured speeds with gain `alpha`."""
 
     alpha: float = 0.3
 
@@ -22,7 +22,7 @@ class Ema(Rows):
         if not 0 < self.alpha <= 1:
             raise ConfigError("alpha", f"must lie in (0, 1], got {self.alpha}")
 
-    def _fresh(self, workers: Sequence[WorkerId]) -> Columns:
+    def _initial(self, workers: Sequence[WorkerId]) -> Columns:
         return {"mean": full(np.nan, workers)}
 
     def learn(self, speed: FloatArray, outlook: FloatArray) -> None:
@@ -30,8 +30,8 @@ class Ema(Rows):
         self._outlook(outlook)
         mean = self._columns["mean"]
         mean = np.where(np.isnan(mean), measured, mean)
-        moved = mean + self.alpha * (measured - mean)
-        self._columns["mean"] = np.where(np.isnan(measured), mean, moved)
+        updated = mean + self.alpha * (measured - mean)
+        self._columns["mean"] = np.where(np.isnan(measured), mean, updated)
 
     def forecast(self, outlook: FloatArray) -> FloatArray:
         self._outlook(outlook)

@@ -1,4 +1,4 @@
-"""A forecaster is believed, worker by worker, only where it has done better than the last value."""
+"""Uses a forecaster only for workers where it has beaten the persistence forecast `last`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from evenstep.errors import ConfigError
 from evenstep.ports import Forecaster
 from evenstep.predict.last import Last
-from evenstep.predict.rows import Columns, Rows, full
+from evenstep.predict.per_worker import Columns, PerWorkerForecaster, full
 from evenstep.types import FloatArray, WorkerId
 
-WRONG = np.log(4.0) ** 2  # by a factor of four is as wrong as it gets: a spike must not decide
+MAX_ERROR = np.log(4.0) ** 2  # squared; clipped at a factor of four, so that no spike decides
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Gate(Rows):
-    """Answers as `inner` for the workers where that has been better, else as `last`.
+class Gated(PerWorkerForecaster):
+    """Forecasts with `inner` for workers where it has been more accurate, else with `last`.
 
-    Better means: a smaller mean squared error of the logarithm, the newest with weight `alpha`,
-    after `min_steps` comparisons.
+    More accurate means a smaller EWMA (gain `alpha`) of the squared error of log speed, after at
+    least `min_steps` comparisons.
     """
 
     inner: Forecaster
@@ -34,7 +34,7 @@ class Gate(Rows):
         if not 0 < self.alpha <= 1:
             raise ConfigError("alpha", f"must lie in (0, 1], got {self.alpha}")
 
-    def _fresh(self, workers: Sequence[WorkerId]) -> Columns:
+    def _initial(self, workers: Sequence[WorkerId]) -> Columns:
         return {name: full(0, workers) for name in ("count", "inner_error", "last_error")}
 
     def seat(self, workers: Sequence[WorkerId]) -> None:
@@ -49,7 +49,7 @@ class Gate(Rows):
         gain = np.maximum(self.alpha, 1 / (col["count"] + 1))
         for name, forecast in (("inner_error", inner), ("last_error", last)):
             usable = np.where(compared, forecast, 1)
-            error = np.minimum(np.log(usable / np.where(compared, measured, 1)) ** 2, WRONG)
+            error = np.minimum(np.log(usable / np.where(compared, measured, 1)) ** 2, MAX_ERROR)
             col[name] += np.where(compared, gain * (error - col[name]), 0)
         col["count"] += compared
         self.inner.learn(measured, outlook)
@@ -61,7 +61,7 @@ class Gate(Rows):
 
     @property
     def trusted(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """For each worker of the roster, whether `inner` is believed."""
+        """For each worker of the roster, whether `inner` is used."""
         col = self._columns
         return (col["count"] >= self.min_steps) & (col["inner_error"] < col["last_error"])
 
@@ -70,7 +70,7 @@ class Gate(Rows):
         return super().state_dict() | parts
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state["inner"])  # the one part that settings can make unfit
+        self.inner.load_state_dict(state["inner"])  # first: only this may reject the state
         super().load_state_dict(state)
         self._last.load_state_dict(state["last"])
 

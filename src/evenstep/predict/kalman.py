@@ -1,9 +1,8 @@
-"""Weights learned online by a Kalman filter: one step teaches what gradient descent needs many for.
+"""Weights learned online by an extended Kalman filter, which needs far fewer steps than SGD.
 
-Weights come in blocks. Within a block the filter knows how the errors of the weights hang together;
-between blocks it assumes they do not (the decoupled extended Kalman filter of Puskorius and
-Feldkamp), which makes a net as cheap as its nodes. All arrays end with the axis of workers, and
-each worker has a filter of its own.
+Weights come in blocks. The filter tracks the covariance within a block and neglects it between
+blocks (the decoupled extended Kalman filter of Puskorius and Feldkamp), so the cost of a net is the
+sum over its nodes. The last axis of all arrays is the worker; each worker has its own filter.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from numpy.typing import NDArray
 
 from evenstep.types import FloatArray
 
-FORGETTING = 0.002  # of what is known, per step: 500 steps ago it was another worker
-OUTLIER = 3.0  # standard deviations; what lies beyond teaches no more than what lies at them
+FORGETTING = 0.002  # per step: the filter forgets over about 500 steps
+OUTLIER = 3.0  # standard deviations; larger errors are clipped
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Weights `[input, ..., worker]`, their covariance `[input, input, ..., worker]`, its start."""
+    """Weights `[input, ..., worker]` and their covariance `[input, input, ..., worker]`."""
 
     weights: FloatArray
     covariance: FloatArray
-    prior: FloatArray  # variance of each input's weight before anything is learned
+    prior: FloatArray  # initial variance of each input's weight
 
 
 def dot(a: FloatArray, b: FloatArray) -> FloatArray:
     """Sum of products over the first axis.
 
-    Always in the same order: NumPy's own sums would round differently for a roster of one.
+    Summed in a fixed order: NumPy's own sum would round differently for a roster of one.
     """
     products = a * b.reshape(len(b), *(1,) * (a.ndim - b.ndim), *b.shape[1:])
     total: FloatArray = products[0]
@@ -43,11 +42,11 @@ def dot(a: FloatArray, b: FloatArray) -> FloatArray:
 
 
 def covariance(prior: FloatArray, shape: tuple[int, ...]) -> FloatArray:
-    """The covariance before anything is learned, for weights of `[len(prior), *shape]`."""
-    start = np.zeros((len(prior), len(prior), *shape))
+    """The initial covariance of weights of shape `[len(prior), *shape]`."""
+    diagonal = np.zeros((len(prior), len(prior), *shape))
     for i, variance in enumerate(prior):
-        start[i, i] = variance
-    return start
+        diagonal[i, i] = variance
+    return diagonal
 
 
 def correct(
@@ -57,23 +56,23 @@ def correct(
     noise: FloatArray,
     learns: NDArray[np.bool_],
 ) -> None:
-    """Move the weights, in place, to explain `error`; workers that do not learn stay bit-equal.
+    """Correct the weights in place by `error`; workers that do not learn stay bit-identical.
 
-    `slopes` are the derivatives of the forecast by the weights, `noise` is the variance that no
-    weights would explain.
+    `slopes` are the derivatives of the forecast by the weights, `noise` is the observation noise
+    variance.
     """
-    reach = [dot(b.covariance, s) for b, s in zip(blocks, slopes, strict=True)]
-    expected = noise.copy()
-    for r, s in zip(reach, slopes, strict=True):
-        flat = (prod(r.shape[:-1]), r.shape[-1])
-        expected += dot(r.reshape(flat), s.reshape(flat))
-    bound = OUTLIER * np.sqrt(expected)
-    gain = np.where(learns, np.clip(error, -bound, bound) / expected, 0.0)
-    known = np.where(learns, 1 / expected, 0.0)
-    forgotten = np.where(learns, FORGETTING, 0.0)
-    for block, r in zip(blocks, reach, strict=True):
-        block.weights[...] += r * gain
-        block.covariance[...] -= r[:, None] * (r * known)
-        own = np.arange(len(r)), np.arange(len(r))
-        prior, variance = block.prior.reshape(-1, *(1,) * (r.ndim - 1)), block.covariance[own]
-        block.covariance[own] = variance + forgotten * (prior - variance)
+    cross = [dot(b.covariance, s) for b, s in zip(blocks, slopes, strict=True)]
+    error_var = noise.copy()  # innovation variance
+    for c, s in zip(cross, slopes, strict=True):
+        flat = (prod(c.shape[:-1]), c.shape[-1])
+        error_var += dot(c.reshape(flat), s.reshape(flat))
+    bound = OUTLIER * np.sqrt(error_var)
+    scaled_error = np.where(learns, np.clip(error, -bound, bound) / error_var, 0.0)
+    precision = np.where(learns, 1 / error_var, 0.0)
+    forgetting = np.where(learns, FORGETTING, 0.0)
+    for block, c in zip(blocks, cross, strict=True):
+        block.weights[...] += c * scaled_error
+        block.covariance[...] -= c[:, None] * (c * precision)
+        diagonal = np.arange(len(c)), np.arange(len(c))
+        prior, variance = block.prior.reshape(-1, *(1,) * (c.ndim - 1)), block.covariance[diagonal]
+        block.covariance[diagonal] = variance + forgetting * (prior - variance)

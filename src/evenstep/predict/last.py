@@ -1,4 +1,4 @@
-"""The next step is as fast as the last one was: no memory, no delay, all of the noise."""
+"""Persistence forecast: the next step is as fast as the last one; no lag, no smoothing."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenstep.predict.rows import Columns, Rows, full
+from evenstep.predict.per_worker import Columns, PerWorkerForecaster, full
 from evenstep.types import FloatArray, WorkerId
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Last(Rows):
-    """Forecasts the speed that was measured last."""
+class Last(PerWorkerForecaster):
+    """Forecasts the last measured speed."""
 
-    def _fresh(self, workers: Sequence[WorkerId]) -> Columns:
+    def _initial(self, workers: Sequence[WorkerId]) -> Columns:
         return {"last": full(np.nan, workers)}
 
     def learn(self, speed: FloatArray, outlook: FloatArray) -> None:

@@ -1,4 +1,4 @@
-"""A small LSTM: recurrent units that decide by gates what they take in, keep and give."""
+"""A small LSTM: recurrent units with input, forget and output gates."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ import numpy as np
 from evenstep.predict.net import Cell, Net
 from evenstep.types import FloatArray
 
-# The gates start nearly open and nearly blind, the units with memories from short to long.
-OPEN, BLIND, SHORT, LONG = 1.0, 0.3, -2.0, 2.0
+# Gates start open and depend weakly on inputs; forget biases range from short to long memory.
+OPEN_BIAS, GATE_SCALE, SHORT_BIAS, LONG_BIAS = 1.0, 0.3, -2.0, 2.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lstm(Net):
     """Forecasts from the last speed, the coming free CPU and memory, and `width` LSTM units.
 
-    The gradient goes through one step; what the cells carry is taken as given.
+    Backpropagation is truncated to one step: the cell state is treated as a constant.
     """
 
     gates: ClassVar[int] = 4
     recurrent: ClassVar[bool] = True
 
-    strength: ClassVar[float] = 0.3  # what gates let through is small
+    output_prior: ClassVar[float] = 0.3  # larger, since gated outputs are small
 
     width: int = 3
 
     def _first_weights(self, rng: np.random.Generator) -> FloatArray:
         first = super()._first_weights(rng)
-        first[:-1, :3] *= BLIND
-        first[-1] *= BLIND
-        first[-1, :3] = OPEN
-        first[-1, 1] = np.linspace(SHORT, LONG, self.width)
+        first[:-1, :3] *= GATE_SCALE
+        first[-1] *= GATE_SCALE
+        first[-1, :3] = OPEN_BIAS
+        first[-1, 1] = np.linspace(SHORT_BIAS, LONG_BIAS, self.width)
         return first
 
     def _cell(self, drive: FloatArray, carry: FloatArray) -> Cell:
-        # The logistic function by tanh: it cannot overflow.
-        take, keep, give = (1 + np.tanh(drive[:3] / 2)) / 2
+        # The logistic function via tanh cannot overflow.
+        input_gate, forget_gate, output_gate = (1 + np.tanh(drive[:3] / 2)) / 2
         new = np.tanh(drive[3])
-        cell = keep * carry + take * new
-        shown = np.tanh(cell)
-        through = give * (1 - shown**2)
+        cell = forget_gate * carry + input_gate * new
+        squashed = np.tanh(cell)
+        cell_slope = output_gate * (1 - squashed**2)
         slopes = np.stack(
             [
-                through * new * take * (1 - take),
-                through * carry * keep * (1 - keep),
-                shown * give * (1 - give),
-                through * take * (1 - new**2),
+                cell_slope * new * input_gate * (1 - input_gate),
+                cell_slope * carry * forget_gate * (1 - forget_gate),
+                squashed * output_gate * (1 - output_gate),
+                cell_slope * input_gate * (1 - new**2),
             ]
         )
-        return give * shown, cell, slopes
+        return output_gate * squashed, cell, slopes

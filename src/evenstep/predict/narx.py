@@ -11,9 +11,9 @@ from evenstep.types import FloatArray
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Narx(Net):
-    """Forecasts from the last `delays` speeds and the free CPU and memory since then, now included.
+    """Forecasts from the last `delays` speeds and outlooks (free CPU and memory) and the next one.
 
-    One hidden layer of `width` tanh units. The paper gives neither number; both are ours.
+    One hidden layer of `width` tanh units. The paper gives neither value; both are our choice.
     """
 
     delays: int = 2

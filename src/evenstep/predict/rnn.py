@@ -1,4 +1,4 @@
-"""A simple recurrent net after Elman: the hidden layer sees what it gave a step ago."""
+"""Elman's simple recurrent net: the hidden layer sees its own previous output."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from evenstep.types import FloatArray
 class Rnn(Net):
     """Forecasts from the last speed, the coming free CPU and memory, and `width` recurrent units.
 
-    As in Elman's paper the past of the hidden layer is an input like any other: the gradient does
-    not reach through it.
+    As in Elman's paper, the previous hidden output is a plain input: no backpropagation through
+    time.
     """
 
     recurrent: ClassVar[bool] = True

@@ -13,7 +13,7 @@ from evenstep.decide.batching import POLICIES
 from evenstep.engine import Engine
 from evenstep.errors import PlanError
 from evenstep.journal import Journal, read
-from evenstep.pace import FRESH_STEPS
+from evenstep.pace import WATCHED_STEPS
 from evenstep.strict import build
 from evenstep.train.plan.local import LocalPlanner
 from evenstep.train.report import Report
@@ -55,7 +55,7 @@ def test_it_hears_of_every_calm_step_by_their_means(tmp_path: Path) -> None:
     planner.close()
     told = [record.event for record in read(path)[1] if isinstance(record.event, StepDone)]
     # The first few are told by themselves, unless the machine is too busy to decide on them.
-    calm = [(a.step, b) for a, b in pairwise(told) if a.step >= FRESH_STEPS]
+    calm = [(a.step, b) for a, b in pairwise(told) if a.step >= WATCHED_STEPS]
     assert any(event.step > before + 1 for before, event in calm)
     for before, event in calm:
         mean_s = fmean(noise[before + 1 : event.step + 1])

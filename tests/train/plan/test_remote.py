@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.messages import Generation, Stepped
-from evenstep.pace import FRESH_STEPS, PART, SAVED_S
+from evenstep.pace import BUDGET_FRACTION, BURST_S, WATCHED_STEPS
 from evenstep.train.plan.remote import MESSAGE_S, RemotePlanner
 from evenstep.train.report import Report
 from evenstep.train.step import Batch, Step
@@ -69,8 +69,8 @@ UNEVEN = (STEP_S, 0.3 * STEP_S)
 def test_calm_steps_are_told_together() -> None:
     run = Run()
     run.train(1, [EVEN] * 1000)
-    assert len(run.told) < 1000 * STEP_S * PART / MESSAGE_S + FRESH_STEPS
-    assert [m.step for m in run.told[:FRESH_STEPS]] == list(range(FRESH_STEPS))
+    assert len(run.told) < 1000 * STEP_S * BUDGET_FRACTION / MESSAGE_S + WATCHED_STEPS
+    assert [m.step for m in run.told[:WATCHED_STEPS]] == list(range(WATCHED_STEPS))
     last = run.told[-1]
     assert sum(1 + m.quiet.num for m in run.told) == last.step + 1
     assert last.quiet.seconds > 0
@@ -89,14 +89,14 @@ def test_a_change_is_told_at_once() -> None:
     )
     run.told.clear()
     run.train(2, [EVEN] * 100 + [UNEVEN] * 10)
-    assert {400 + 100 + i for i in range(FRESH_STEPS)} <= {m.step for m in run.told}
+    assert {400 + 100 + i for i in range(WATCHED_STEPS)} <= {m.step for m in run.told}
 
 
 def test_a_calm_step_is_told_with_the_mean_of_those_since_the_last_a_new_one_by_itself() -> None:
     run = Run()
     noise = [(STEP_S, STEP_S * (0.99 + 0.0001 * (i % 100))) for i in range(500)]
     run.train(1, [*noise, UNEVEN])
-    for message in run.told[FRESH_STEPS:-1]:
+    for message in run.told[WATCHED_STEPS:-1]:
         since = noise[message.step - message.quiet.num : message.step + 1]
         means = [fmean(column) for column in zip(*since, strict=True)]
         assert [r.compute_s for r in message.reports] == pytest.approx(means)
@@ -118,4 +118,4 @@ def test_no_step_is_told_twice_or_forgotten_and_messages_stay_few(
     told = sum(2 * SHARE + m.quiet.samples for m in run.told)
     if run.told:
         assert told == 2 * SHARE * (run.told[-1].step + 1)
-    assert len(run.told) <= (SAVED_S + PART * run.now_s) / MESSAGE_S + 1
+    assert len(run.told) <= (BURST_S + BUDGET_FRACTION * run.now_s) / MESSAGE_S + 1

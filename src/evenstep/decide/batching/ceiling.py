@@ -1,10 +1,10 @@
-"""Upper bounds learned as in dynamic batching: where more samples made a worker less productive.
+"""Upper bounds learned as in dynamic batching: shares above which throughput drops.
 
-The paper's rule is one line: if throughput drops after a share was raised, the share before is the
-most from now on. Two things are added so that it survives noise and changing machines. The drop
-must exceed what noise explains. And a bound belongs to the speed the worker had at it: if the
-worker is slower than that with no more samples (or faster), then something else had slowed it down,
-or it is another machine by now, and the bound is forgotten.
+The paper's rule is one line: if throughput drops after a share was raised, the previous share
+becomes the upper bound. Two additions make it robust to noise and changing machines. The drop must
+be statistically significant. And a bound is tied to the speed measured at it: if the worker later
+runs slower than that at no larger share, or faster, then the machine has changed or the drop had
+another cause, and the bound is removed.
 """
 
 from __future__ import annotations
@@ -12,110 +12,113 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from evenstep.decide.seat import carry
+from evenstep.decide.carry_over import carry_over
+from evenstep.decide.curves import Mask
 from evenstep.types import FloatArray, IntArray
 
-Mask = NDArray[np.bool_]
-
 SIGMAS = 4.0
-"""A drop must exceed this many standard errors: a thousand workers are judged every step."""
+"""Significance of a drop in standard errors; high, since up to 1,000 workers are tested a step."""
 
 STRIKES = 3
-"""Steps with a clear drop after which it is believed without waiting for an average.
+"""Steps with a clear drop that suffice without an average.
 
-The controller backs off from a clear drop at once and comes back later: there may be no average.
+The controller backs off from a clear drop at once and returns later: an average may never form.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Speeds:
-    """What each worker does at its share, in samples per second."""
+    """Each worker's samples per second at its current share."""
 
     now: FloatArray  # in this step; NaN: no report
-    mean: FloatArray  # since the share changed; NaN: too early to say
-    reports: FloatArray  # how many the mean is worth, at least 1
-    sd: FloatArray  # relative, of one report
+    mean: FloatArray  # since the share changed; NaN: too few reports
+    reports: FloatArray  # effective sample size of the mean, at least 1
+    sd: FloatArray  # relative standard deviation of one report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ceilings:
-    """A bound for each worker, infinite where none was learned, and raises not yet judged."""
+    """A learned bound per worker (infinite: none), and raised shares that are still on trial."""
 
     share: FloatArray
     speed: FloatArray  # samples per second at that share, when the bound was learned
-    raised_from: FloatArray  # NaN: not on trial
-    raised_speed: FloatArray  # at the share it was raised from
-    raised_reports: FloatArray  # how many that rests on
-    strikes: FloatArray
+    raised_from: FloatArray  # the share before it was raised; NaN: not on trial
+    raised_speed: FloatArray  # speed at `raised_from`, and its effective sample size
+    raised_reports: FloatArray
+    strikes: FloatArray  # steps with a clear drop during the trial
 
     @classmethod
     def none(cls, num_workers: int) -> Ceilings:
-        """No bounds, nothing to judge."""
-        blank = np.full(num_workers, np.nan)
+        """No bounds and no trials."""
+        nan = np.full(num_workers, np.nan)
         return cls(
             share=np.full(num_workers, np.inf),
-            speed=blank,
-            raised_from=blank,
-            raised_speed=blank,
-            raised_reports=blank,
+            speed=nan,
+            raised_from=nan,
+            raised_speed=nan,
+            raised_reports=nan,
             strikes=np.zeros(num_workers),
         )
 
-    def follow(self, rows: IntArray) -> Ceilings:
-        """The same for another fleet, whose shares start anew: open judgements are dropped."""
+    def carried_over(self, rows: IntArray) -> Ceilings:
+        """The bounds for a new fleet; trials are dropped, since all shares restart."""
         return replace(
             Ceilings.none(len(rows)),
-            share=carry(self.share, rows, np.inf),
-            speed=carry(self.speed, rows),
+            share=carry_over(self.share, rows, np.inf),
+            speed=carry_over(self.speed, rows),
         )
 
-    def after(
-        self, before: IntArray, after: IntArray, speed: FloatArray, reports: FloatArray, sure: Mask
+    def with_raises(
+        self,
+        before: IntArray,
+        after: IntArray,
+        speed: FloatArray,
+        reports: FloatArray,
+        reliable: Mask,
     ) -> Ceilings:
-        """Those whose share was raised are on trial: they did `speed` at the share `before`.
+        """Put raised shares on trial against `speed`, measured at the shares `before`.
 
-        A trial goes on while the share stays above where it was raised from, and after a strike
-        in any case; it is won when the next raise starts from a share that is `sure`.
+        A trial continues while the share stays above `raised_from`, and always after a strike; it
+        is passed when the next raise starts from a share with a `reliable` mean.
         """
-        open_ = np.isfinite(self.raised_from) & (self.strikes > 0)
-        goes_on = open_ | ((after > self.raised_from) & ~sure)
-        new = ~goes_on & (after > before) & (before > 0)
+        has_strike = np.isfinite(self.raised_from) & (self.strikes > 0)
+        continues = has_strike | ((after > self.raised_from) & ~reliable)
+        new = ~continues & (after > before) & (before > 0)
         return replace(
             self,
-            raised_from=np.where(goes_on, self.raised_from, np.where(new, before, np.nan)),
+            raised_from=np.where(continues, self.raised_from, np.where(new, before, np.nan)),
             raised_speed=np.where(new, speed, self.raised_speed),
             raised_reports=np.where(new, reports, self.raised_reports),
         )
 
     def judged(self, shares: IntArray, speeds: Speeds, drop: float) -> Ceilings:
-        """Learn and forget by what was measured at these shares."""
+        """Learn new bounds and drop outdated ones, given the speeds measured at `shares`."""
         on_trial = shares > self.raised_from
-        now_lost = np.log(self.raised_speed / speeds.now)
-        mean_lost = np.log(self.raised_speed / speeds.mean)
-        doubt = SIGMAS * speeds.sd
-        strike = now_lost > drop + doubt * np.sqrt(1 / self.raised_reports + 1)
+        now_drop = np.log(self.raised_speed / speeds.now)
+        mean_drop = np.log(self.raised_speed / speeds.mean)
+        noise = SIGMAS * speeds.sd
+        strike = now_drop > drop + noise * np.sqrt(1 / self.raised_reports + 1)
         strikes = np.where(on_trial & strike, self.strikes + 1, self.strikes)
-        strikes = np.where(on_trial & (now_lost < drop), 0.0, strikes)
-        clear = mean_lost > drop + doubt * np.sqrt(1 / self.raised_reports + 1 / speeds.reports)
-        lost = on_trial & (clear | (strikes >= STRIKES))
-        # With fewer samples a worker may be slower by its fixed cost, but takes no longer.
-        least = self.speed * shares / self.share
-        margin = np.exp(drop + doubt / np.sqrt(speeds.reports))
-        changed = (speeds.mean > self.speed * margin) | (speeds.mean * margin < least)
+        strikes = np.where(on_trial & (now_drop < drop), 0.0, strikes)
+        clear = mean_drop > drop + noise * np.sqrt(1 / self.raised_reports + 1 / speeds.reports)
+        failed = on_trial & (clear | (strikes >= STRIKES))
+        # A smaller share may have a lower speed, due to the fixed cost, but takes no longer.
+        min_speed = self.speed * shares / self.share
+        margin = np.exp(drop + noise / np.sqrt(speeds.reports))
+        changed = (speeds.mean > self.speed * margin) | (speeds.mean * margin < min_speed)
         share = np.where(changed & (shares <= self.share), np.inf, self.share)
         return replace(
             self,
-            share=np.where(lost, self.raised_from, share),
-            speed=np.where(lost, self.raised_speed, self.speed),
-            raised_from=np.where(lost, np.nan, self.raised_from),
-            strikes=np.where(lost, 0.0, strikes),
+            share=np.where(failed, self.raised_from, share),
+            speed=np.where(failed, self.raised_speed, self.speed),
+            raised_from=np.where(failed, np.nan, self.raised_from),
+            strikes=np.where(failed, 0.0, strikes),
         )
 
-    def within(self, batch: int, lower: IntArray, upper: IntArray) -> tuple[Ceilings, IntArray]:
-        """The upper bounds with the learned ones, which are forgotten if they leave no room."""
-        bounded = np.maximum(np.minimum(upper, self.share), lower).astype(np.int64)
-        if int(bounded.sum()) >= batch:
-            return self, bounded
+    def apply(self, batch: int, lower: IntArray, upper: IntArray) -> tuple[Ceilings, IntArray]:
+        """Upper bounds including the learned ones, which are dropped if the batch does not fit."""
+        learned = np.maximum(np.minimum(upper, self.share), lower).astype(np.int64)
+        if int(learned.sum()) >= batch:
+            return self, learned
         return Ceilings.none(len(lower)), upper

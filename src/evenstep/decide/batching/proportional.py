@@ -9,112 +9,116 @@ import numpy as np
 
 from evenstep.decide.batching.ceiling import Ceilings, Speeds
 from evenstep.decide.batching.rules import (
-    hold,
+    check_start,
+    is_valid,
     measured_speed,
     relative_change,
     require,
     seconds_at,
     working_bounds,
 )
-from evenstep.decide.seat import carry, expected_speed, follow
+from evenstep.decide.carry_over import carry_over, expected_speed, previous_rows
 from evenstep.decide.split import in_proportion
 from evenstep.ports import Move
 from evenstep.types import Fleet, FloatArray, IntArray, Outcome, WorkerId
 
 NOISE = 0.05
-"""Relative deviation of a step's time that is expected before any was seen."""
+"""Prior relative standard deviation of a step's time."""
 
-VARIANCE_RATE = 0.1
-"""Weight of the newest deviation in the estimate of noise."""
+VARIANCE_GAIN = 0.1
+"""EWMA gain of the variance estimates."""
 
-JUDGED_AFTER = 5
-"""Reports at a share before its throughput is compared with that at another."""
+MIN_REPORTS_TO_COMPARE = 5
+"""Reports at a share before its throughput is compared with another share's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Memory:
-    """What the controller remembers of each worker; `seconds` begins anew at every change."""
+class ProportionalState:
+    """The controller's state; `seconds` and `reports` restart at every change of shares."""
 
     ids: tuple[WorkerId, ...]
-    shares: IntArray  # those that `seconds` belongs to
-    seconds: FloatArray  # smoothed time of the share; NaN: no report since the last change
-    reports: FloatArray  # how many are in it
-    samples_per_s: FloatArray  # last known, over all changes
-    variance: FloatArray  # of one time at an unchanged share, relative
-    usual_variance: float  # the same, of most workers and over all changes
+    shares: IntArray  # the shares that `seconds` was measured at
+    seconds: FloatArray  # EWMA of the step time; NaN: no report since the last change
+    reports: FloatArray  # number of reports in it
+    samples_per_s: FloatArray  # last known speed, kept across changes
+    variance: FloatArray  # relative variance of a step time at an unchanged share
+    median_variance: float  # the same for the median worker, kept across changes
     ceilings: Ceilings
 
 
 class Proportional(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`b' = b - X (mu - mean mu)` with `X = b / mu`, applied when it is worth it.
+    """`b' = b - X (mu - mean mu)` with `X = b / mu`, applied outside a dead-band.
 
     In the paper's order: smooth the times since the last change, apply eqs. 4 and 5, clamp, and
-    change all shares or none by the dead-band. Clamping and the renormalisation that the rule
-    needs (it does not conserve the sum) are one operation: what a bound cuts off goes to the
-    others in proportion to their candidates.
+    change all shares or none by the dead-band. The rule does not conserve the sum: clamping and
+    renormalising are one operation, in which samples cut off by a bound go to the other workers
+    in proportion to their candidates.
     """
 
     start: str = "static"  # or uniform
-    smoothing: float = 0.3  # weight of the newest time; the paper gives no figure
-    dead_band: float = 0.05  # shares are kept while none would change by more than this part
-    min_reports: int = 1  # steps between two changes; the paper looks every step
-    drop: float = 0.05  # part of a throughput whose loss, beyond noise, sets an upper bound
+    smoothing: float = 0.3  # EWMA gain of step times; the paper gives no value
+    dead_band: float = 0.05  # keep the shares if none would change by more, relatively
+    min_reports: int = 1  # steps between two changes; the paper allows one every step
+    drop: float = 0.05  # relative throughput loss, beyond noise, that sets an upper bound
 
     def __post_init__(self) -> None:
-        require(
-            self.start in ("static", "uniform"),
-            "start",
-            f"must be static or uniform, got {self.start!r}",
-        )
+        check_start(self.start)
         require(0 < self.smoothing <= 1, "smoothing", f"must lie in (0, 1], got {self.smoothing}")
         require(0 <= self.dead_band < 1, "dead_band", f"must lie in [0, 1), got {self.dead_band}")
         require(self.min_reports >= 1, "min_reports", f"must be 1 or more, got {self.min_reports}")
         require(0 < self.drop < 1, "drop", f"must lie in (0, 1), got {self.drop}")
 
-    def seat(self, memory: Memory | None, fleet: Fleet, batch: int) -> tuple[Memory, Move]:
-        """First shares by label or all equal; those of a changed fleet by the speeds known."""
+    def seat(
+        self, memory: ProportionalState | None, fleet: Fleet, batch: int
+    ) -> tuple[ProportionalState, Move]:
+        """First shares by rated speed or equal; after a fleet change, by known speeds."""
         size = len(fleet)
         lower, upper = working_bounds(fleet, batch)
         speed, variance = np.full(size, np.nan), np.full(size, NOISE**2)
         ceilings, why = Ceilings.none(size), f"{self.start} start"
         if memory is not None:
-            rows = follow(memory.ids, fleet.ids)
-            speed = carry(memory.samples_per_s, rows)
-            variance = carry(memory.variance, rows, NOISE**2)
-            ceilings, upper = memory.ceilings.follow(rows).within(batch, lower, upper)
-            why = f"in proportion to speed, known of {np.isfinite(speed).sum()} of {size} workers"
+            rows = previous_rows(memory.ids, fleet.ids)
+            speed = carry_over(memory.samples_per_s, rows)
+            variance = carry_over(memory.variance, rows, NOISE**2)
+            ceilings, upper = memory.ceilings.carried_over(rows).apply(batch, lower, upper)
+            why = f"by speed, known for {np.isfinite(speed).sum()} of {size} workers"
         elif self.start == "uniform":
             speed = np.ones(size)
         shares = in_proportion(expected_speed(fleet, speed), batch, lower, upper)
-        memory = Memory(
+        memory = ProportionalState(
             ids=fleet.ids,
             shares=shares,
             seconds=np.full(size, np.nan),
             reports=np.zeros(size),
             samples_per_s=np.full(size, np.nan) if memory is None else speed,
             variance=variance,
-            usual_variance=NOISE**2 if memory is None else memory.usual_variance,
+            median_variance=NOISE**2 if memory is None else memory.median_variance,
             ceilings=ceilings,
         )
         return memory, (shares, why)
 
     def next(
-        self, memory: Memory, fleet: Fleet, batch: int, shares: IntArray, outcome: Outcome
-    ) -> tuple[Memory, Move | None]:
-        """The controller's shares, if any of them is off by more than the dead-band."""
+        self,
+        memory: ProportionalState,
+        fleet: Fleet,
+        batch: int,
+        shares: IntArray,
+        outcome: Outcome,
+    ) -> tuple[ProportionalState, Move | None]:
+        """The controller's shares, if any of them leaves the dead-band."""
         memory = self._smooth(_restart(memory, shares), outcome)
-        sure = memory.reports >= JUDGED_AFTER
-        endless = (2.0 - self.smoothing) / self.smoothing  # reports that a moving average is worth
-        worth = np.clip(memory.reports, 1.0, endless)
+        reliable = memory.reports >= MIN_REPORTS_TO_COMPARE
+        ewma_size = (2.0 - self.smoothing) / self.smoothing  # effective sample size of the EWMA
+        num_reports = np.clip(memory.reports, 1.0, ewma_size)
         speeds = Speeds(
             now=np.where(outcome.samples == shares, measured_speed(outcome), np.nan),
-            mean=np.where(sure, memory.samples_per_s, np.nan),
-            reports=worth,
-            sd=np.sqrt(np.maximum(memory.variance, memory.usual_variance)),
+            mean=np.where(reliable, memory.samples_per_s, np.nan),
+            reports=num_reports,
+            sd=np.sqrt(np.maximum(memory.variance, memory.median_variance)),
         )
         ceilings = memory.ceilings.judged(shares, speeds, self.drop)
-        lower, most = working_bounds(fleet, batch)
-        ceilings, upper = ceilings.within(batch, lower, most)
+        lower, hard_upper = working_bounds(fleet, batch)
+        ceilings, upper = ceilings.apply(batch, lower, hard_upper)
         memory = replace(memory, ceilings=ceilings)
 
         speed = memory.samples_per_s
@@ -122,65 +126,66 @@ class Proportional(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             speed = expected_speed(fleet, speed)
         mu = shares / speed
         candidate = shares - speed * (mu - mu.mean())
-        # Nothing but rounding can make it fall to zero: it is `speed` times the mean time.
+        # It equals `speed` times the mean time: only rounding can bring it to zero.
         candidate = np.maximum(candidate, 1e-9)
         wanted = in_proportion(candidate, batch, lower, upper)
-        even = _before_rounding(candidate, wanted, lower, upper)
-        change = np.where(wanted == shares, 0.0, relative_change(shares, even))
+        exact = _before_rounding(candidate, wanted, lower, upper)
+        change = np.where(wanted == shares, 0.0, relative_change(shares, exact))
         i = int(change.argmax())
-        if hold(shares, batch, lower, upper) and (
+        if is_valid(shares, batch, lower, upper) and (
             change[i] <= self.dead_band or memory.reports.max() < self.min_reports
         ):
             return memory, None
 
-        ratio = max(shares[i], 0.5) / max(even[i], 0.5)
+        ratio = max(shares[i], 0.5) / max(exact[i], 0.5)
         why = f"{max(ratio, 1 / ratio):.2f}x {'slower' if ratio >= 1 else 'faster'} than the mean"
-        if wanted[i] == upper[i] < most[i]:
-            why = "less productive with more"
-        ceilings = ceilings.after(shares, wanted, speed, worth, sure)
+        if wanted[i] == upper[i] < hard_upper[i]:
+            why = "slower per sample above its bound"
+        ceilings = ceilings.with_raises(shares, wanted, speed, num_reports, reliable)
         memory = replace(_restart(memory, wanted), ceilings=ceilings)
         return memory, (wanted, f"{fleet.ids[i]} is {why}: {shares[i]} -> {wanted[i]}")
 
-    def _smooth(self, memory: Memory, outcome: Outcome) -> Memory:
-        """One step more in the moving averages."""
+    def _smooth(self, memory: ProportionalState, outcome: Outcome) -> ProportionalState:
+        """Update the moving averages with one step."""
         new_s, old_s = seconds_at(memory.shares, outcome), memory.seconds
-        off = new_s - old_s
-        both = np.isfinite(off)
+        error = new_s - old_s
+        both = np.isfinite(error)
         first = np.where(np.isnan(old_s), new_s, old_s)
-        seconds = np.where(both, old_s + self.smoothing * off, first)
+        seconds = np.where(both, old_s + self.smoothing * error, first)
         with np.errstate(invalid="ignore"):
-            spread = memory.variance + VARIANCE_RATE * ((off / old_s) ** 2 - memory.variance)
+            variance = memory.variance + VARIANCE_GAIN * ((error / old_s) ** 2 - memory.variance)
         now = measured_speed(outcome)
-        usual = _usual_variance(now, memory.samples_per_s, memory.usual_variance)
+        median = memory.median_variance
+        newest = _median_variance(now, memory.samples_per_s, median)
         speed = np.where(np.isfinite(seconds), memory.shares / seconds, now)
         return replace(
             memory,
             seconds=seconds,
             reports=memory.reports + np.isfinite(new_s),
             samples_per_s=np.where(np.isfinite(speed), speed, memory.samples_per_s),
-            variance=np.where(both, np.minimum(spread, 1.0), memory.variance),
-            usual_variance=memory.usual_variance + VARIANCE_RATE * (usual - memory.usual_variance),
+            variance=np.where(both, np.minimum(variance, 1.0), memory.variance),
+            median_variance=median + VARIANCE_GAIN * (newest - median),
         )
 
 
-def _usual_variance(now: FloatArray, known: FloatArray, otherwise: float) -> float:
-    """How much the median worker's speed differs from what was known of it, as a variance.
+def _median_variance(now: FloatArray, known: FloatArray, default: float) -> float:
+    """Variance of the median worker's speed around its last known speed.
 
-    Where shares change at every step there is nothing else to tell noise by; and one worker that
-    really changes does not move the median.
+    If shares change at every step, this is the only estimate of noise there is; and a single worker
+    that really changes does not move the median.
     """
-    off = np.abs(np.log(now / known))
-    off = np.sort(off[np.isfinite(off)])
-    if len(off) == 0:
-        return otherwise
-    sd = float(off[(len(off) - 1) // 2]) / 0.67
-    return min(sd * sd / 2.0, 1.0)  # half: both speeds are measured
+    error = np.abs(np.log(now / known))
+    error = np.sort(error[np.isfinite(error)])
+    if len(error) == 0:
+        return default
+    sd = float(error[(len(error) - 1) // 2]) / 0.67
+    return min(sd * sd / 2.0, 1.0)  # half: both speeds are noisy
 
 
 def _before_rounding(
     candidate: FloatArray, shares: IntArray, lower: IntArray, upper: IntArray
 ) -> FloatArray:
-    """What was rounded to `shares`: a sample more or less is no reason to change a small share."""
+    """The values before rounding: one sample more or less must not move a small share."""
     free = (lower < shares) & (shares < upper)
     if not free.any():
         return shares.astype(np.float64)
@@ -188,9 +193,9 @@ def _before_rounding(
     return np.clip(candidate * scale, lower, upper)
 
 
-def _restart(memory: Memory, shares: IntArray) -> Memory:
-    """The memory for these shares: averages begin anew unless they are of the same shares."""
+def _restart(memory: ProportionalState, shares: IntArray) -> ProportionalState:
+    """The state for these shares: averages restart unless the shares are unchanged."""
     if np.array_equal(memory.shares, shares):
         return memory
-    blank = np.full(len(shares), np.nan)
-    return replace(memory, shares=shares, seconds=blank, reports=np.zeros(len(shares)))
+    nan = np.full(len(shares), np.nan)
+    return replace(memory, shares=shares, seconds=nan, reports=np.zeros(len(shares)))

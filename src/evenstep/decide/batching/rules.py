@@ -1,4 +1,4 @@
-"""What the policies of the papers share: bounds, measurements, and how a change is told."""
+"""Bounds, measurements and checks of settings that the published policies share."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from evenstep.types import LONGEST_S, SHORTEST_S, Fleet, FloatArray, IntArray, O
 
 
 def working_bounds(fleet: Fleet, batch: int) -> tuple[IntArray, IntArray]:
-    """The fleet's bounds, raised so that everyone has a sample, where the batch allows it.
+    """The fleet's bounds, with at least one sample per worker if the batch is large enough.
 
-    A worker without a share is never measured again, and so would never get one back.
+    A worker without a share is never measured again, so it would never get one back.
     """
     lower = np.maximum(fleet.lower, np.minimum(fleet.upper, 1))
     return (lower if int(lower.sum()) <= batch else fleet.lower), fleet.upper
 
 
-def hold(shares: IntArray, batch: int, lower: IntArray, upper: IntArray) -> bool:
-    """Whether these shares keep the sum and the bounds."""
+def is_valid(shares: IntArray, batch: int, lower: IntArray, upper: IntArray) -> bool:
+    """Whether shares add up to the batch and lie within the bounds."""
     return int(shares.sum()) == batch and bool(((lower <= shares) & (shares <= upper)).all())
 
 
 def measured_s(outcome: Outcome) -> FloatArray:
-    """The step's compute times, NaN where a worker measured none."""
+    """The step's compute times, NaN for workers without a measurement."""
     return np.clip(outcome.compute_s, SHORTEST_S, LONGEST_S)
 
 
 def measured_speed(outcome: Outcome) -> FloatArray:
-    """Samples per second in this step, NaN where a worker measured none."""
+    """Samples per second in this step, NaN for workers without a measurement."""
     return np.where(outcome.samples > 0, outcome.samples, np.nan) / measured_s(outcome)
 
 
 def seconds_at(shares: IntArray, outcome: Outcome) -> FloatArray:
-    """What each worker's share takes at the speed it showed, NaN where it showed none.
+    """The time of each worker's share at its measured speed, NaN without a measurement.
 
-    That is the time it measured, except where it computed another number of samples: the step was
-    planned before the last change, or the epoch's last batch was short.
+    It differs from the measured time if the worker computed another number of samples: the step was
+    planned before the last change, or it was the epoch's short last batch.
     """
     with np.errstate(divide="ignore"):
         scale = np.where(shares > 0, shares, np.nan) / outcome.samples
@@ -44,12 +44,17 @@ def seconds_at(shares: IntArray, outcome: Outcome) -> FloatArray:
 
 
 def relative_change(before: IntArray, after: IntArray | FloatArray) -> FloatArray:
-    """How much each share grows or shrinks, of what it was."""
+    """Absolute change of each share, relative to what it was."""
     change: FloatArray = np.abs(after - before) / np.maximum(before, 1)
     return change
 
 
-def require(met: bool, field: str, problem: str) -> None:
-    """Refuse a setting unless its condition is met."""
-    if not met:
+def check_start(start: str) -> None:
+    """Raise a ConfigError unless a policy knows this way to start."""
+    require(start in ("static", "uniform"), "start", f"must be static or uniform, got {start!r}")
+
+
+def require(condition: bool, field: str, problem: str) -> None:
+    """Raise a ConfigError unless the condition on a setting holds."""
+    if not condition:
         raise ConfigError(field, problem)

@@ -1,4 +1,4 @@
-"""`static`: dynamic batching's open loop, shares by the label on the machine."""
+"""`static`: dynamic batching's open loop, shares by rated hardware speed."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import msgspec
 import numpy as np
 
 from evenstep.decide.batching.rules import working_bounds
-from evenstep.decide.seat import rated_speed
+from evenstep.decide.carry_over import rated_speed
 from evenstep.decide.split import in_proportion
 from evenstep.ports import Move
 from evenstep.types import Fleet, IntArray, Outcome
 
 
 class Static(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """In proportion to FLOPS where all are known, else to cores. It remembers nothing."""
+    """Shares proportional to FLOPS if known for all workers, else to cores. Stateless."""
 
     def seat(self, memory: None, fleet: Fleet, batch: int) -> tuple[None, Move]:
-        """Shares by the labels alone."""
+        """Shares by rated speed alone."""
         rated = rated_speed(fleet)
         shares = in_proportion(rated, batch, *working_bounds(fleet, batch))
-        label = "FLOPS" if np.isfinite(fleet.flops).all() else "cores"
-        return None, (shares, f"in proportion to {label}, {rated.min():.4g} to {rated.max():.4g}")
+        unit = "FLOPS" if np.isfinite(fleet.flops).all() else "cores"
+        return None, (shares, f"proportional to {unit}, {rated.min():.4g} to {rated.max():.4g}")
 
     def next(
         self, memory: None, fleet: Fleet, batch: int, shares: IntArray, outcome: Outcome
     ) -> tuple[None, Move | None]:
-        """The same shares, whatever was measured."""
+        """The same shares, regardless of measurements."""
         _, move = self.seat(memory, fleet, batch)
         return None, None if (move[0] == shares).all() else move

@@ -10,7 +10,7 @@ from evenstep.types import Fleet, IntArray, Outcome
 
 
 class Uniform(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everyone the same, as far as integers and bounds allow. It remembers nothing."""
+    """Equal shares, as far as integers and bounds allow. Stateless."""
 
     def seat(self, memory: None, fleet: Fleet, batch: int) -> tuple[None, Move]:
         """Equal shares."""
@@ -21,6 +21,6 @@ class Uniform(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def next(
         self, memory: None, fleet: Fleet, batch: int, shares: IntArray, outcome: Outcome
     ) -> tuple[None, Move | None]:
-        """Equal shares, whatever was measured."""
+        """Equal shares, regardless of measurements."""
         _, move = self.seat(memory, fleet, batch)
         return None, None if (move[0] == shares).all() else move

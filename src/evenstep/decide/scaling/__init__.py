@@ -1,4 +1,4 @@
-"""How many workers, and which: the search, the conditions it asks, and the kinds it weighs."""
+"""How many workers, and which: the size search, its heuristics, and the kinds of worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scaling efficiency: what an added worker brings, next to what a worker brought before."""
+"""Scaling efficiency: throughput gained per added worker, relative to the workers before."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from evenstep.ports import JobView, SizeRecord
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The larger size is worth it while each added worker brings more than `threshold`.
+    """The larger size pays off while the efficiency of added workers exceeds `threshold`.
 
-    Counted in workers of the smaller size: 1 is perfect scaling, 0 is none, below 0 the larger
-    cluster is the slower one.
+    1 is perfect scaling, 0 is no gain; below 0 the larger cluster is slower.
     """
 
     threshold: float = 0.1
@@ -22,7 +21,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError("threshold", f"must lie in [0, 1], got {self.threshold}")
 
     def worth(self, smaller: SizeRecord, larger: SizeRecord, job: JobView) -> tuple[bool, str]:
-        """Pass or fail, and the figures it rests on."""
+        """Pass or fail, and the figures behind it."""
         s = efficiency(smaller, larger)
         passed = s > self.threshold
         return passed, f"efficiency {s:.2f} {'>' if passed else '<='} {self.threshold:.2f}"
@@ -31,5 +30,5 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def efficiency(smaller: SizeRecord, larger: SizeRecord) -> float:
     """((R' - R) / d) / (R / k), for R samples per second at k workers and R' at k + d."""
     added = larger.num_workers - smaller.num_workers
-    gained_each = (larger.samples_per_s - smaller.samples_per_s) / added
-    return gained_each / (smaller.samples_per_s / smaller.num_workers)
+    gain_per_worker = (larger.samples_per_s - smaller.samples_per_s) / added
+    return gain_per_worker / (smaller.samples_per_s / smaller.num_workers)

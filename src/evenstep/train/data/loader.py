@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from evenstep.config import BatchSettings
-from evenstep.decide.learning import global_batch
+from evenstep.decide.learning_rate import global_batch
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.data.order import Order
 from evenstep.train.plan.plans import Plans

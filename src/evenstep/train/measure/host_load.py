@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from evenstep.pace import PART
+from evenstep.pace import BUDGET_FRACTION
 
 
 class HostLoad:
@@ -39,7 +39,7 @@ class HostLoad:
             memory = psutil.virtual_memory()
             self.free_memory = memory.available / memory.total
             # Sample less often on a worker with little CPU.
-            wait_s = max(every_s, (thread_busy_s() - began_s) / PART)
+            wait_s = max(every_s, (thread_busy_s() - began_s) / BUDGET_FRACTION)
 
 
 def thread_busy_s() -> float:

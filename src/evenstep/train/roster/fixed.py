@@ -8,7 +8,7 @@ import torch
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from evenstep.config import Settings
-from evenstep.decide.learning import global_batch
+from evenstep.decide.learning_rate import global_batch
 from evenstep.engine import Engine
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.journal import Journal

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.config import BatchSettings
-from evenstep.decide.learning import (
+from evenstep.decide.learning_rate import (
     RULES,
     GradientNoise,
     adascale_gain,
     base_batch,
-    batch_efficiency,
     check_rule,
     global_batch,
     lr_factor,
@@ -47,10 +46,10 @@ def test_each_rule_scales_the_learning_rate_its_own_way() -> None:
 
 def test_the_reason_names_the_figures() -> None:
     assert lr_factor("sqrt", 512, 128)[1] == (
-        "batch 512 is 4 times the base of 128: learning rate x 2 (sqrt)"
+        "batch 512 is 4 times the base batch of 128: learning rate x 2 (sqrt)"
     )
     assert lr_factor("adascale", 512, 128, noise(1.0, 128.0))[1] == (
-        "batch 512 is 4 times the base of 128 and the noise scale 128:"
+        "batch 512 is 4 times the base batch of 128 and the noise scale is 128:"
         " learning rate x 1.6 (adascale)"
     )
 
@@ -59,7 +58,7 @@ def test_adascale_waits_for_an_estimate() -> None:
     for known in (None, GradientNoise()):
         factor, reason = lr_factor("adascale", 512, 128, known)
         assert factor == 1.0
-        assert "no gradient noise known yet" in reason
+        assert "no noise estimate yet" in reason
 
 
 def test_an_unknown_rule_is_refused_with_the_one_meant() -> None:
@@ -145,7 +144,7 @@ def test_an_overflowed_gradient_is_skipped(bad: float) -> None:
 
 
 def test_norms_must_match_the_shares() -> None:
-    with pytest.raises(InvalidInputError, match="1 of them for 2 shares"):
+    with pytest.raises(InvalidInputError, match="expected 2, one per share, got 1"):
         step_noise((8, 8), (1.0,), 1.0)
 
 
@@ -177,9 +176,3 @@ def test_averaging_over_steps_finds_the_noise_scale() -> None:
 def test_without_signal_the_noise_scale_has_no_bound() -> None:
     assert noise(-0.1, 3.0).scale == inf
     assert isnan(GradientNoise().scale)
-
-
-def test_a_batch_above_the_noise_scale_wastes_samples() -> None:
-    assert batch_efficiency(1000.0, 100, 100) == 1.0
-    assert batch_efficiency(100.0, 300, 100) == 0.5
-    assert batch_efficiency(inf, 10_000, 100) == 1.0

@@ -5,17 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenstep.decide.points import ALIKE, SLOTS, Points, blank, learn, lend, likeness, reseat
+from evenstep.decide.curve_points import (
+    ALIKE_SIGMAS,
+    SLOTS,
+    CurvePoints,
+    learn,
+    shrink_to_kind,
+)
 from evenstep.types import Fleet, FloatArray, Outcome, Worker
 
 FLEET = Fleet.of([Worker(id="w")], batch=100)
 
 
 def learned(
-    *times: tuple[int, float], points: Points | None = None, spread_s: float = 0.0
-) -> Points:
+    *times: tuple[int, float], points: CurvePoints | None = None, spread_s: float = 0.0
+) -> CurvePoints:
     """The points of one worker after these (share, seconds), or means of steps that scatter."""
-    points = points or reseat(blank(0.03), FLEET, 0.03)
+    points = points or CurvePoints.empty().carried_over(FLEET, 0.03)
     for step, (share, seconds) in enumerate(times):
         outcome = Outcome(
             step=step,
@@ -24,11 +30,11 @@ def learned(
             forecast_samples_per_s=np.array([np.nan]),
             spread_s=np.array([spread_s]),
         )
-        points = learn(points, lend(points, FLEET, 100).curves(0.1), outcome)
+        points = learn(points, points.with_guesses(FLEET, 100).curves(0.1), outcome)
     return points
 
 
-def seconds_at(points: Points, share: int) -> float:
+def seconds_at(points: CurvePoints, share: int) -> float:
     near = np.abs(points.share[0] - share) < 0.5
     return float(points.seconds[0][near & (points.weight[0] > 0)][0])
 
@@ -48,49 +54,49 @@ def test_a_change_at_a_known_share_rescales_every_point() -> None:
     points = learned((4, 1.0), *[(8, 2.0)] * 4, (8, 6.0))
     assert seconds_at(points, 8) == pytest.approx(6.0, rel=1e-3)
     assert seconds_at(points, 4) == pytest.approx(3.0, rel=1e-3)
-    assert points.jump[0] == pytest.approx(np.log(3), rel=1e-3)
+    assert points.last_jump[0] == pytest.approx(np.log(3), rel=1e-3)
 
 
 def test_a_single_step_is_judged_by_the_scatter_of_those_that_were_told_by_their_means() -> None:
     scattered = learned(*[(8, 1.0)] * 20, spread_s=0.1)
-    assert learned((8, 1.3), points=scattered).jump[0] == 0
+    assert learned((8, 1.3), points=scattered).last_jump[0] == 0
     even = learned(*[(8, 1.0)] * 20)
-    assert learned((8, 1.3), points=even).jump[0] > 0
+    assert learned((8, 1.3), points=even).last_jump[0] > 0
 
 
 def test_a_change_beyond_what_a_new_share_could_explain_is_one_too() -> None:
     points = learned((10, 1.2), *[(8, 1.0)] * 4, (9, 9.0))
-    assert points.jump[0] > 1
+    assert points.last_jump[0] > 1
 
 
 def test_the_first_step_at_a_share_may_have_paid_for_the_change() -> None:
     points = learned(*[(8, 1.0)] * 4, (16, 1.7), (16, 1.2))
     assert seconds_at(points, 16) == pytest.approx(1.2)
     assert seconds_at(points, 8) == pytest.approx(1.0)
-    assert points.jump[0] == 0
+    assert points.last_jump[0] == 0
 
 
 def test_the_first_step_of_a_larger_share_than_ever_says_nothing_if_it_is_late() -> None:
     points = learned(*[(8, 1.0)] * 4, (10, 9.0))
-    assert points.jump[0] == 0
-    assert points.toll[0] > 0.9
+    assert points.last_jump[0] == 0
+    assert points.warmup_cost[0] > 0.9
     assert 10 not in points.share[0]
-    points = learned((10, 9.0), points=points)  # that was no toll, then
-    assert points.jump[0] > 1
+    points = learned((10, 9.0), points=points)  # that was no warmup_cost, then
+    assert points.last_jump[0] > 1
 
 
 def test_the_toll_of_a_larger_share_is_forgotten_where_there_is_none() -> None:
     points = learned(*[(8, 1.0)] * 4, (10, 9.0), (10, 1.2), (12, 1.4), (14, 1.6), (16, 1.8))
-    assert points.toll[0] < 0.2
-    assert learned((8, 3.0), (8, 1.0)).toll[0] == pytest.approx(np.log(3))
+    assert points.warmup_cost[0] < 0.2
+    assert learned((8, 3.0), (8, 1.0)).warmup_cost[0] == pytest.approx(np.log(3))
 
 
 def test_who_often_pays_a_toll_is_not_thought_changed_at_once() -> None:
     before = [*[(8, 1.0)] * 4, (10, 4.0), (10, 1.2), (12, 4.0), (12, 1.4)]
     points = learned(*before, (8, 2.0))
-    assert points.jump[0] == 0
-    assert learned((8, 2.0), points=points).jump[0] > 0.5  # it lasts
-    assert learned(*before[:4], (8, 2.0)).jump[0] > 0.5
+    assert points.last_jump[0] == 0
+    assert learned((8, 2.0), points=points).last_jump[0] > 0.5  # it lasts
+    assert learned(*before[:4], (8, 2.0)).last_jump[0] > 0.5
 
 
 def test_drift_is_followed_and_noise_is_not() -> None:
@@ -104,7 +110,7 @@ def test_drift_is_followed_and_noise_is_not() -> None:
 def test_the_noise_is_measured() -> None:
     rng = np.random.default_rng(0)
     points = learned(*[(8, float(np.exp(rng.normal(0, 0.1)))) for _ in range(300)])
-    assert np.sqrt(points.noise[0]) == pytest.approx(0.1, rel=0.3)
+    assert np.sqrt(points.noise_var[0]) == pytest.approx(0.1, rel=0.3)
 
 
 def test_a_full_row_gives_up_what_counts_least() -> None:
@@ -122,30 +128,30 @@ def test_a_knee_that_noise_explains_is_not_seen() -> None:
 def test_silence_teaches_nothing_but_that_time_passes() -> None:
     points = learned((0, 0.0), (0, 0.0))
     assert not points.known[0]
-    assert points.unseen[0] == 2
+    assert points.steps_since_learned[0] == 2
 
 
 def test_a_newcomer_takes_up_the_points_of_its_kind_and_a_stranger_none() -> None:
     points = learned((8, 1.0), (16, 1.5))
     wider = Fleet.of([Worker(id="a"), Worker(id="b", kind="odd"), Worker(id="w")], batch=100)
-    moved = reseat(points, wider, 0.03)
+    moved = points.carried_over(wider, 0.03)
     assert moved.known.tolist() == [True, False, True]
     assert moved.seconds[0].tolist() == moved.seconds[2].tolist() == points.seconds[0].tolist()
     assert (moved.weight[0] <= moved.weight[2]).all()
-    guess = lend(moved, wider, 90).curves(0.1)
+    guess = moved.with_guesses(wider, 90).curves(0.1)
     assert guess.seconds(np.full(3, 30))[1] > 0
 
 
 def test_one_point_is_no_curve_to_take_up() -> None:
     wider = Fleet.of([Worker(id="a"), Worker(id="w")], batch=100)
-    assert reseat(learned((8, 1.0)), wider, 0.03).known.tolist() == [False, True]
+    assert learned((8, 1.0)).carried_over(wider, 0.03).known.tolist() == [False, True]
 
 
 def levels(kinds: str, *seconds: float, steps: int = 20) -> tuple[FloatArray, float]:
     """Of workers that take so long, over and over: what they are taken to take; standard error."""
     workers = [Worker(id=f"w{i}", kind=kind) for i, kind in enumerate(kinds)]
     fleet, shares = Fleet.of(workers, batch=100), np.full(len(kinds), 8)
-    points = reseat(blank(0.03), fleet, 0.03)
+    points = CurvePoints.empty().carried_over(fleet, 0.03)
     for step in range(steps):
         outcome = Outcome(
             step=step,
@@ -153,15 +159,15 @@ def levels(kinds: str, *seconds: float, steps: int = 20) -> tuple[FloatArray, fl
             compute_s=np.array(seconds) * (1.05 if step % 2 else 0.95),
             forecast_samples_per_s=np.full(len(kinds), np.nan),
         )
-        points = learn(points, lend(points, fleet, 100).curves(0.1), outcome)
+        points = learn(points, points.with_guesses(fleet, 100).curves(0.1), outcome)
     curves = points.curves(0.1)
-    factor = np.exp(likeness(points, curves, fleet, shares))
-    return curves.seconds(shares) * factor, float(np.sqrt(points.doubt[0]))
+    factor = np.exp(shrink_to_kind(points, curves, fleet, shares))
+    return curves.seconds(shares) * factor, float(np.sqrt(points.level_var[0]))
 
 
 def test_workers_of_one_kind_are_alike_as_far_as_noise_may_have_set_them_apart() -> None:
     (first, second), error = levels("aa", 1.0, 1.02)
-    assert ALIKE * error > 0.01  # each is as far as that from their mean
+    assert ALIKE_SIGMAS * error > 0.01  # each is as far as that from their mean
     assert first == pytest.approx(second, rel=1e-6)
 
 
