@@ -13,7 +13,7 @@ def test_a_worker_with_a_disabled_scaler_is_refused_where_the_run_has_it_enabled
     a, b = training(world, 2)
     (refused,) = heard(world.join(disabled_scalers="GradScaler-1"), Refused)
     assert refused.why.startswith(
-        "disabled_scalers is GradScaler-1 here, none in the run; a GradScaler"
+        "disabled_scalers is GradScaler-1 here, none in the run; enable GradScaler"
     )
     assert roster(world) == (a.id, b.id)
 

@@ -72,7 +72,11 @@ class LocalRun:
 
     async def run_to_end(self, host: str, port: int, tls: ssl.SSLContext | None) -> Ending:
         """Train. However the run ends, no process that was started here is left."""
-        address = await self._listen(host, port, tls)
+        try:
+            address = await self._listen(host, port, tls)
+        except BaseException:
+            await self._service.close()
+            raise
         self._launcher = launcher = self._make_launcher(host, address)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
