@@ -18,7 +18,7 @@ from evenstep.strict import build
 from evenstep.train.plan.local import Agent
 from evenstep.train.reduce.pulse import Report
 from evenstep.types import StepDone, Worker
-from tests.decide.heedless import Heedless
+from tests.decide.uncapped import Uncapped
 
 
 def report(compute_s: float) -> Report:
@@ -50,8 +50,8 @@ def test_it_hears_of_every_calm_step_by_their_means(tmp_path: Path) -> None:
 def test_a_policy_that_ignores_caps_is_told_and_the_last_plan_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(POLICIES, "heedless", Heedless)
-    policy = {"name": "heedless", "at_first": False}
+    monkeypatch.setitem(POLICIES, "uncapped", Uncapped)
+    policy = {"name": "uncapped", "at_first": False}
     engine = Engine(build(Settings, {"policy": policy, "batch": {"size": 64}}))
     agent = Agent(engine, [Worker(id="a"), Worker(id="b", cap=8)])
     first = agent.take(0)
@@ -60,5 +60,5 @@ def test_a_policy_that_ignores_caps_is_told_and_the_last_plan_stays(
     agent.report(0.0, 0, 0.02, [report(0.02), report(0.02)])
     agent.close()
     assert isinstance(agent.failure, PlanError)
-    assert "policy heedless gave worker b 32 samples, more than its cap of 8" in str(agent.failure)
+    assert "policy uncapped gave worker b 32 samples, more than its cap of 8" in str(agent.failure)
     assert agent.take(1) is None
