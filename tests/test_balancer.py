@@ -1,4 +1,4 @@
-"""The brain as a plain object: report in, shares out, no torch."""
+"""The brain as a plain object: reports in, shares out, no torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_shares_follow_speed() -> None:
 
 
 @pytest.mark.parametrize("policy", [p for p in POLICIES if p != "fixed"])
-def test_every_policy_by_name_keeps_the_batch_whole(policy: str) -> None:
+def test_every_policy_keeps_the_batch(policy: str) -> None:
     balancer = Balancer(700, PACE, policy=policy)
     assert sum(train(balancer, 20).values()) == 700
 
@@ -68,7 +68,7 @@ def test_a_step_may_miss_a_report() -> None:
     assert sum(balancer.shares().values()) == 700
 
 
-def test_numbers_of_other_libraries_are_numbers(tmp_path: Path) -> None:
+def test_number_types_of_other_libraries_are_accepted(tmp_path: Path) -> None:
     with Balancer(np.int64(700), PACE, journal=tmp_path / "journal.jsonl") as balancer:
         for worker, share in balancer.shares().items():
             balancer.report(worker, np.float32(0.1), samples=np.int64(share))
@@ -76,7 +76,7 @@ def test_numbers_of_other_libraries_are_numbers(tmp_path: Path) -> None:
     Journal.resume(tmp_path / "journal.jsonl").close()
 
 
-def test_a_step_that_was_reported_counts_though_a_worker_joins() -> None:
+def test_a_join_completes_the_reported_step() -> None:
     balancer = Balancer(700, ["a", "b"])
     balancer.report("a", 0.1)
     balancer.report("b", 0.4)
@@ -85,7 +85,7 @@ def test_a_step_that_was_reported_counts_though_a_worker_joins() -> None:
     assert shares["a"] > 2 * shares["b"]
 
 
-def test_a_pause_is_said_again_until_it_is_over() -> None:
+def test_a_pause_is_raised_until_it_is_over() -> None:
     balancer = Balancer(8, [Worker(id="a", cap=4), Worker(id="b", cap=4)])
     with pytest.raises(PausedError):
         balancer.leave("b")
@@ -113,7 +113,7 @@ def test_caps_that_cannot_hold_the_batch_are_refused_with_the_numbers() -> None:
         Balancer(700, [Worker(id="a", cap=10)])
 
 
-def test_a_refused_start_leaves_no_journal_of_a_run(tmp_path: Path) -> None:
+def test_a_refused_start_leaves_no_journal(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean auto"):
         Balancer(700, PACE, policy="atuo", journal=tmp_path / "journal.jsonl")
     assert list(tmp_path.iterdir()) == []
@@ -128,7 +128,7 @@ def test_a_refused_start_leaves_no_journal_of_a_run(tmp_path: Path) -> None:
         ("a", 0.0, "is 0 for 234 samples"),
     ],
 )
-def test_a_report_that_cannot_be_is_refused(worker: str, seconds: float, says: str) -> None:
+def test_an_invalid_report_is_refused(worker: str, seconds: float, says: str) -> None:
     balancer = Balancer(700, PACE)
     with pytest.raises(InvalidInputError, match=says):
         balancer.report(worker, seconds)
@@ -143,7 +143,7 @@ def test_reporting_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize("workers", [[], ["a", "a"], "gpu", [0, 1]])
-def test_workers_must_be_some_and_distinct(workers: list[str]) -> None:
+def test_workers_must_be_distinct_and_at_least_one(workers: list[str]) -> None:
     with pytest.raises(InvalidInputError):
         Balancer(8, workers)
 
@@ -154,7 +154,7 @@ def test_a_batch_must_be_one_or_more(batch: int) -> None:
         Balancer(batch, ["a"])
 
 
-def test_what_is_no_number_is_refused_by_name() -> None:
+def test_an_argument_that_is_no_number_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="batch: expected a whole number, 1 or more, got '5'"):
         Balancer("5", ["a"])  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="workers: expected a list of names, got 3"):
@@ -169,7 +169,7 @@ def test_what_is_no_number_is_refused_by_name() -> None:
 
 @examples(50)
 @given(st.lists(st.floats(1e-6, 1e3), min_size=3, max_size=3), st.integers(3, 5000))
-def test_any_speeds_leave_the_batch_whole(pace: list[float], batch: int) -> None:
+def test_any_speeds_keep_the_batch(pace: list[float], batch: int) -> None:
     balancer = Balancer(batch, PACE)
     for _ in range(4):
         for (worker, share), per_sample in zip(balancer.shares().items(), pace, strict=True):
@@ -178,7 +178,7 @@ def test_any_speeds_leave_the_batch_whole(pace: list[float], batch: int) -> None
 
 
 def test_a_decision_imports_nothing() -> None:
-    # Parts of NumPy load when they are first used. While others wait for a step, that is too late.
+    # NumPy imports parts of itself on first use: that must not happen during a decision.
     code = (
         "import sys, evenstep; b = evenstep.Balancer(512, ['a', 'b', 'c'])\n"
         "before = set(sys.modules)\n"

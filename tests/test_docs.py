@@ -1,4 +1,4 @@
-"""What the README and docs/ say is so, where a test can tell."""
+"""Claims of the README and docs/ that a test can check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record: whole lines, never torn in the middle, read back as it was written."""
+"""The journal: whole lines only, read back as they were written."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ reusing_the_folder = settings(suppress_health_check=[HealthCheck.function_scoped
 
 
 def written(path: Path, rows: list[Entry]) -> list[Record]:
-    """A fresh journal with these rows, and what reading it should give."""
+    """A new journal with these rows, and the expected records."""
     path.unlink(missing_ok=True)
     with Journal.create(path, PLAIN) as journal:
         for row in rows:
@@ -108,7 +108,7 @@ def written(path: Path, rows: list[Entry]) -> list[Record]:
 
 @reusing_the_folder
 @given(rows=st.lists(entries, max_size=4))
-def test_what_is_written_is_what_is_read(tmp_path: Path, rows: list[Entry]) -> None:
+def test_records_are_read_as_they_were_written(tmp_path: Path, rows: list[Entry]) -> None:
     expected = written(tmp_path / "j", rows)
     _, records = read(tmp_path / "j")
     assert list(records) == expected
@@ -129,7 +129,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, rows: list[Entry]) -> N
         ),
     ],
 )
-def test_settings_and_what_it_is_about_come_back_exactly(tmp_path: Path, told: Settings) -> None:
+def test_settings_and_about_are_read_as_they_were_written(tmp_path: Path, told: Settings) -> None:
     about = {"run": "night", "tags": ["a", 1, None], "größe": 0.1}
     Journal.create(tmp_path / "j", told, about).close()
     header, records = read(tmp_path / "j")
@@ -162,7 +162,7 @@ THREE: list[Entry] = [
 ]
 
 
-def test_cut_anywhere_a_journal_reads_as_a_prefix_and_goes_on(tmp_path: Path) -> None:
+def test_a_journal_truncated_anywhere_reads_as_a_prefix_and_can_be_resumed(tmp_path: Path) -> None:
     path = tmp_path / "j"
     expected = written(path, THREE)
     whole = path.read_bytes()
@@ -188,7 +188,7 @@ def test_cut_anywhere_a_journal_reads_as_a_prefix_and_goes_on(tmp_path: Path) ->
         assert not records.torn
 
 
-def test_a_long_torn_line_is_cut_off_whole(tmp_path: Path) -> None:
+def test_a_long_truncated_line_is_removed_completely(tmp_path: Path) -> None:
     path = tmp_path / "j"
     expected = written(path, THREE)
     with path.open("ab") as file:
@@ -226,9 +226,7 @@ def test_damage_in_the_middle_is_refused_by_line_number(
         (b"", "no complete header"),
     ],
 )
-def test_what_is_no_journal_of_this_version_is_refused(
-    tmp_path: Path, text: bytes, problem: str
-) -> None:
+def test_other_files_and_formats_are_refused(tmp_path: Path, text: bytes, problem: str) -> None:
     (tmp_path / "j").write_bytes(text)
     with pytest.raises(JournalError, match=problem):
         read(tmp_path / "j")
@@ -261,7 +259,7 @@ def test_a_record_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path: Pat
         journal.append(0.0, SizeAsked(num_workers=1), ())
 
 
-def test_a_disk_that_takes_half_a_line_leaves_whole_lines_only(
+def test_a_partial_write_to_a_full_disk_is_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "j"

@@ -1,4 +1,4 @@
-"""The brain gets a bounded part of the time, and is asked when it matters."""
+"""Decisions stay within their time budget and are made when they matter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUNDING_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step brings, and what a decision on it would take and lead to."""
+    """A step, and the duration and outcome of a decision on it."""
 
     after_s: float
     compute_s: Sequence[float]
@@ -51,12 +51,12 @@ steps = st.builds(
 
 
 def with_idle(idle: float) -> list[float]:
-    """Compute times of two workers of whose time so much is lost to waiting, half at most."""
+    """Compute times of two workers with this idle fraction, at most a half."""
     return [1.0, 1.0 - 2.0 * idle]
 
 
 def run(pace: Pacer, history: Sequence[Step], now_s: float = 0.0) -> list[tuple[float, float]]:
-    """When decisions were made, and what each took."""
+    """The time and duration of each decision."""
     decisions = []
     for step in history:
         now_s += step.after_s
@@ -71,14 +71,14 @@ def calm(num: int, after_s: float, took_s: float = 0.0, idle: float = 0.0) -> li
 
 
 @given(st.lists(steps, max_size=60))
-def test_deciding_takes_no_more_than_its_part_over_any_while(history: list[Step]) -> None:
+def test_decisions_stay_within_their_budget_over_any_period(history: list[Step]) -> None:
     decisions = run(Pacer(), history)
     longest_s = max((s for step in history for s in step.compute_s), default=0.0)
     saved_s = max(BURST_S, BURST_STEPS * longest_s)
     for first, (begin_s, _) in enumerate(decisions):
         spent_s = 0.0
         for now_s, took_s in decisions[first:]:
-            # The last may be begun with whatever is left; it is paid back before the next.
+            # The last decision may overdraw the budget; the debt is repaid before the next.
             assert spent_s <= saved_s + BUDGET_FRACTION * (now_s - begin_s) + ROUNDING_S
             spent_s += took_s
 
@@ -89,18 +89,18 @@ def test_deciding_takes_no_more_than_its_part_over_any_while(history: list[Step]
     after_s=st.floats(0.001, 1.0),
     took_s=st.floats(0.0001, 0.01),
 )
-def test_a_calm_cluster_is_asked_seldom(
+def test_decisions_are_rare_while_calm(
     idle: float, jitter: list[float], after_s: float, took_s: float
 ) -> None:
     history = [Step(after_s, with_idle(idle + more), took_s, False) for more in jitter]
     decisions = run(Pacer(), history)
     later = [now_s for now_s, _ in decisions[WATCHED_STEPS:]]
-    for before_s, now_s in pairwise(later):  # half of its part, and so half is saved
+    for before_s, now_s in pairwise(later):  # half of the budget, so that the bucket refills
         assert now_s - before_s >= 2 * took_s / BUDGET_FRACTION - ROUNDING_S
 
 
 @given(after_s=st.floats(0.001, 1.0), took_s=st.floats(0.0001, 0.01), most=st.floats(0.0, 0.5))
-def test_a_noisy_cluster_is_asked_no_more_often_once_its_noise_is_known(
+def test_known_noise_does_not_make_decisions_more_frequent(
     after_s: float, took_s: float, most: float
 ) -> None:
     pace = Pacer()
@@ -117,11 +117,11 @@ def test_a_noisy_cluster_is_asked_no_more_often_once_its_noise_is_known(
     history=st.lists(steps, max_size=20),
     after_s=st.floats(0.0, 1.0),
 )
-def test_a_change_is_decided_on_at_once_if_anything_is_left(
+def test_a_change_is_decided_on_at_once_if_there_is_budget(
     idle: float, more: float, history: list[Step], after_s: float
 ) -> None:
     pace = Pacer()
-    # A long calm first, in which what came before is forgotten, but not enough to save all up.
+    # A long calm first: the EWMA forgets the past, but the bucket does not fill up.
     owed_s = now_s = 0.0
     for step in [*history, *calm(60, after_s, 0.001, idle)]:
         longest = max(step.compute_s, default=0.0)
@@ -140,7 +140,7 @@ def test_a_change_is_decided_on_at_once_if_anything_is_left(
     idle=st.lists(st.floats(0.0, 0.4), min_size=80, max_size=80),
     took_s=st.floats(0.001, 0.05),
 )
-def test_time_in_which_nobody_trains_is_not_saved_up(
+def test_time_without_training_does_not_fill_the_bucket(
     breaks: list[float], idle: list[float], took_s: float
 ) -> None:
     def asked_in(breaks: Sequence[float]) -> list[int]:
@@ -155,7 +155,7 @@ def test_time_in_which_nobody_trains_is_not_saved_up(
     assert asked_in(breaks) == asked_in([0.0] * 80)
 
 
-def test_steps_that_it_was_not_asked_about_count_as_training() -> None:
+def test_steps_between_two_calls_count_as_training() -> None:
     one_by_one, at_once = Pacer(), Pacer()
     run(one_by_one, calm(WATCHED_STEPS, 1.0, 0.01))
     run(at_once, calm(WATCHED_STEPS, 1.0, 0.01))
@@ -165,9 +165,7 @@ def test_steps_that_it_was_not_asked_about_count_as_training() -> None:
 
 
 @given(st.integers(0, 40), st.floats(0.001, 0.1))
-def test_the_steps_after_a_plan_are_watched_and_no_more_of_them(
-    before: int, after_s: float
-) -> None:
+def test_only_the_watched_steps_after_a_plan_are_decided_on(before: int, after_s: float) -> None:
     pace = Pacer()
     run(pace, calm(WATCHED_STEPS + before, after_s, 0.01))
     now_s = (WATCHED_STEPS + before) * after_s
@@ -179,16 +177,16 @@ def test_the_steps_after_a_plan_are_watched_and_no_more_of_them(
 
 
 @pytest.mark.parametrize("compute_s", [[], [0.0], [0.0, 0.0], [0.0, 1.0], [1.0], [5e-324, 0.0]])
-def test_any_times_will_do(compute_s: list[float]) -> None:
+def test_any_compute_times_are_accepted(compute_s: list[float]) -> None:
     pace = Pacer()
     run(pace, [Step(0.01, compute_s, 0.001, False)] * 20)
     assert pace.should_decide(1e6, compute_s)
 
 
-def test_who_works_alone_never_waits_for_anyone() -> None:
+def test_a_single_worker_triggers_no_decisions() -> None:
     pace = Pacer()
     run(pace, [Step(1.0, [1.0], 0.01, False)] * WATCHED_STEPS)
-    sizes = [0.1, 5.0, 0.0, 1.0]  # nothing to notice, whatever it takes
+    sizes = [0.1, 5.0, 0.0, 1.0]  # a single worker is never idle
     assert not any(
         pace.should_decide(WATCHED_STEPS + i * 0.1, [size]) for i, size in enumerate(sizes)
     )
@@ -198,14 +196,14 @@ def test_who_works_alone_never_waits_for_anyone() -> None:
     st.lists(
         st.tuples(
             st.sampled_from([(), (3,), (1, 2), (2, 1)]),  # samples
-            st.lists(st.floats(0.0, 10.0), min_size=1, max_size=4),  # seconds a sample, by step
-            st.booleans(),  # something new
-            st.booleans(),  # somebody was asked about it
+            st.lists(st.floats(0.0, 10.0), min_size=1, max_size=4),  # seconds per sample, by step
+            st.booleans(),  # restart
+            st.booleans(),  # a decision was made
         ),
         max_size=30,
     )
 )
-def test_means_are_of_like_steps_since_somebody_was_asked(
+def test_means_cover_equal_steps_since_the_last_decision(
     history: list[tuple[tuple[int, ...], list[float], bool, bool]],
 ) -> None:
     means, like, before = MeanTimes(), list[float](), tuple[int, ...]()
@@ -225,7 +223,7 @@ def test_means_are_of_like_steps_since_somebody_was_asked(
             like.clear()
 
 
-def test_a_step_is_lively_that_shows_something_new_or_follows_on_it() -> None:
+def test_a_change_and_the_steps_after_it_are_eventful() -> None:
     pace = Pacer()
     run(pace, calm(50, 1.0))
     assert not pace.eventful

@@ -8,7 +8,7 @@ import sys
 import evenstep
 
 
-def test_everything_public_is_there_and_sorted() -> None:
+def test_every_public_name_exists_and_is_sorted() -> None:
     assert sorted(evenstep.__all__) == evenstep.__all__
     for name in evenstep.__all__:
         assert getattr(evenstep, name).__doc__

@@ -67,7 +67,7 @@ def test_deep_nesting_is_refused() -> None:
         anything.decode(b"[" * 100_000 + b"]" * 100_000)
 
 
-def test_a_value_that_json_cannot_represent_is_refused() -> None:
+def test_values_that_json_cannot_represent_are_refused() -> None:
     anything: Codec[object] = Codec(object)
     with pytest.raises(InvalidInputError, match="cannot be written as JSON"):
         anything.encode({"a": object()})

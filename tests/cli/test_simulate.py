@@ -11,7 +11,7 @@ from evenstep.cli.main import main
 from evenstep.cli.table import table
 from evenstep.decide.batching import POLICIES
 from evenstep.journal import read
-from tests.decide.heedless import Heedless
+from tests.decide.uncapped import Uncapped
 
 FOUR = str(Path(__file__).parents[2] / "scenarios" / "four-uneven.yaml")
 
@@ -104,10 +104,10 @@ def test_a_refusal_is_one_line_and_leaves_no_files(
 def test_a_policy_that_ignores_caps_is_named_with_the_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(POLICIES, "heedless", Heedless)
-    result = simulate(FOUR, "--policy", "heedless", "--set", "workers.3.cap=8")
+    monkeypatch.setitem(POLICIES, "uncapped", Uncapped)
+    result = simulate(FOUR, "--policy", "uncapped", "--set", "workers.3.cap=8")
     assert result.exit_code == 2
-    assert "policy heedless gave worker late-0 32 samples, more than its cap of 8" in result.stderr
+    assert "policy uncapped gave worker late-0 32 samples, more than its cap of 8" in result.stderr
 
 
 def test_an_existing_journal_is_not_overwritten(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from evenstep.journal import Journal, read
 from evenstep.messages import from_client
 from evenstep.types import Joined, Left, StepDone, StepReport, Worker
 from tests.coordinate.fake import ready
-from tests.decide.heedless import Heedless
+from tests.decide.uncapped import Uncapped
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def test_a_calm_step_is_decided_on_by_the_means_of_those_since_the_last(
 def test_a_policy_that_ignores_caps_is_named_once_and_the_shares_stay(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(POLICIES, "heedless", Heedless)
-    sets = ("policy={name: heedless, at_first: false}",)
+    monkeypatch.setitem(POLICIES, "uncapped", Uncapped)
+    sets = ("policy={name: uncapped, at_first: false}",)
     brain = Brain(lambda *_: None, lambda: 0.0)
     brain.begin(make_settings(ready(), sets), {})
     brain.decide(0.0, Joined(workers=(Worker(id="a"), Worker(id="b", cap=8))))
@@ -96,7 +96,7 @@ def test_a_policy_that_ignores_caps_is_named_once_and_the_shares_stay(
         step(brain, number)
     assert brain.cluster.shares == {"a": 56, "b": 8}
     (told,) = [r for r in caplog.records if "the balancer has stopped" in r.message]
-    assert "policy heedless gave worker b 32 samples, more than its cap of 8" in told.message
+    assert "policy uncapped gave worker b 32 samples, more than its cap of 8" in told.message
     assert told.exc_info is None
 
 

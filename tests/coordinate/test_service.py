@@ -37,7 +37,7 @@ from evenstep.simulate.replay import replay
 from evenstep.types import Joined, Left, Lost, Regroup, StepDone
 from tests.coordinate.fake import FakeWorker, Line
 from tests.coordinate.hosted import Hosted, hosted, make_certificate
-from tests.decide.heedless import Heedless
+from tests.decide.uncapped import Uncapped
 
 
 @pytest.fixture
@@ -93,10 +93,10 @@ def test_those_who_are_ready_meanwhile_join_in_one_change(run: Hosted) -> None:
 def test_a_policy_without_valid_first_shares_ends_the_run_by_name(
     run: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(POLICIES, "heedless", Heedless)
-    with run.worker(cap=8, settings={"policy": "heedless"}) as worker:
+    monkeypatch.setitem(POLICIES, "uncapped", Uncapped)
+    with run.worker(cap=8, settings={"policy": "uncapped"}) as worker:
         told = worker.hear(Goodbye).why
-    assert told.startswith("policy heedless gave worker w0 64 samples, more than its cap of 8")
+    assert told.startswith("policy uncapped gave worker w0 64 samples, more than its cap of 8")
     assert (run.ending().why, run.ending().told) == (told, "")  # and no traceback
 
 

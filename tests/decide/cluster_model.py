@@ -1,4 +1,4 @@
-"""A cluster small enough to reason about: true curves, changes and noise, driving one policy."""
+"""A small model of a cluster that drives one policy: true curves, changes and noise."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Factor = Callable[[int], list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a policy did: the shares of each step, its time and the best time possible."""
+    """The result of a policy: shares and time of each step, and the best possible time."""
 
     shares: list[IntArray]
-    seconds: FloatArray  # of each step, noise left out
+    seconds: FloatArray  # of each step, without noise
     best_s: FloatArray
 
     @property
@@ -44,11 +44,11 @@ def drive(
     new_size: float = 1.0,
     delay: int = 1,
 ) -> Run:
-    """Run a policy on workers of these curves; `factor(step)` is how many times slower each is.
+    """Run a policy on workers with these curves; `factor(step)` is the slowdown of each.
 
-    `delays` are factors by step and worker that noise adds. A worker's step of more samples than
-    it ever had takes up to `new_size` times as long. A plan is used `delay` steps after the one
-    that it was made on.
+    `delays` are extra slowdowns by step and worker. A worker's first step at a larger share than
+    ever takes up to `new_size` times as long. A plan takes effect `delay` steps after the step it
+    was made on.
     """
     num = len(curves.fixed_s)
     rows = [Worker(id=f"w{i:03}", cap=caps[i] if caps else None) for i in range(num)]
@@ -60,13 +60,13 @@ def drive(
         shares = np.array(start, dtype=np.int64)
     history, seconds, best = [], [], []
     coming_shares = [shares] * delay
-    most = np.zeros(num, dtype=np.int64)
+    max_share = np.zeros(num, dtype=np.int64)
     for step in range(num_steps):
         now, coming = np.array(slower(step)), np.array(slower(step + 1))
         shares = coming_shares.pop(0)
-        toll = 1.0 + (new_size - 1.0) * rng.random(num)
-        true = curves.scaled(now * np.where(shares > most, toll, 1.0))
-        most = np.maximum(most, shares)
+        warmup = 1.0 + (new_size - 1.0) * rng.random(num)
+        true = curves.scaled(now * np.where(shares > max_share, warmup, 1.0))
+        max_share = np.maximum(max_share, shares)
         took_s = true.seconds(shares) * np.exp(rng.normal(0, noise, num))
         if delays is not None:
             took_s *= delays[step]
@@ -81,8 +81,8 @@ def drive(
             forecast_samples_per_s=np.full(num, np.nan),
         )
         if announced and isinstance(policy, Foresees):
-            told = policy.pace(memory, fleet, outcome) * now / coming
-            outcome = replace(outcome, forecast_samples_per_s=told)
+            forecast = policy.pace(memory, fleet, outcome) * now / coming
+            outcome = replace(outcome, forecast_samples_per_s=forecast)
         planned = coming_shares[-1] if coming_shares else shares
         memory, move = policy.next(memory, fleet, batch, planned, outcome)
         if move is not None:
@@ -97,7 +97,7 @@ def drive(
 def line(
     fixed_ms: list[float], per_sample_ms: list[float], floor_ms: list[float] | None = None
 ) -> FlatLinear:
-    """Curves in milliseconds, as people say them."""
+    """Curves given in milliseconds."""
     ms = 1e-3
     return FlatLinear(
         floor_s=np.array(floor_ms or [0.0] * len(fixed_ms)) * ms,
@@ -107,7 +107,7 @@ def line(
 
 
 def best_of_all_s(curves: FlatLinear, batch: int) -> float:
-    """The least step time in which everyone has a sample."""
+    """The minimal step time if every worker has at least one sample."""
     num = len(curves.fixed_s)
     shares = split(curves, batch, np.ones(num, dtype=np.int64), np.full(num, batch))
     return float(curves.seconds(shares).max())

@@ -1,4 +1,4 @@
-"""`auto`: the limit within a few steps, from any start, and nobody forgotten on the way."""
+"""`auto` reaches the limit within a few steps from any start, and probes idle workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AUTO = Auto(start="uniform")
         ([60, 200, 350], [5, 12, 20], None, 24, None),  # only the first is worth a sample
         ([2, 2, 4, 4], [0.1, 0.1, 0.5, 0.5], [20, 20, 25, 30], 512, None),  # all have a knee
         ([15, 15], [1, 2.2], None, 96, [64, 40]),
-        ([15, 15], [1, 2.2], None, 96, [50, 46]),  # one way only to hold the batch
+        ([15, 15], [1, 2.2], None, 96, [50, 46]),  # the caps leave a single split
         ([0] * 8, [1] * 8, None, 100, None),
     ],
 )
@@ -56,7 +56,7 @@ def test_any_affine_fleet_comes_within_three_per_cent_of_the_limit(
 ) -> None:
     fixed, slope, batch = fleet
     run = drive(AUTO, line(fixed, slope), batch=batch, num_steps=18)
-    # A step in which an idle worker is looked at again comes after twenty.
+    # The first probe of an idle worker comes after twenty steps.
     assert run.achieved[12:].min() >= 0.97
 
 
@@ -67,12 +67,12 @@ def test_any_starting_shares_lead_to_the_same_place(start: list[int]) -> None:
     run = drive(
         AUTO, line([5, 5, 5, 20], [0.25, 0.5, 1, 1]), batch=batch, num_steps=40, start=start
     )
-    # A sample is up to a twentieth of a step here: near enough is one sample off.
+    # A sample is up to a twentieth of a step: allow one sample off.
     assert np.median(run.achieved[25:]) >= 0.95
 
 
 @pytest.mark.parametrize("slope", [[1.0, 0.25, 0.1], [1.0, 1.0, 0.1], [0.4] * 4 + [0.1] * 4])
-def test_where_steps_scatter_shares_are_better_than_those_of_least_time_without_chance(
+def test_with_noisy_steps_shares_beat_the_noise_free_optimum(
     slope: list[float],
 ) -> None:
     num, batch, noise = len(slope), 3072, 0.06
@@ -98,7 +98,7 @@ def test_equal_workers_with_noise_are_left_alone() -> None:
     ("num", "batch", "per_sample_ms"),
     [(2, 32, 3.0), pytest.param(3, 3072, 0.1, marks=pytest.mark.long)],
 )
-def test_equal_workers_that_are_disturbed_for_a_few_steps_at_a_time_are_left_alone(
+def test_equal_workers_with_short_disturbances_are_left_alone(
     num: int, batch: int, per_sample_ms: float
 ) -> None:
     curves = line([2.0] * num, [per_sample_ms] * num)
@@ -111,7 +111,7 @@ def test_equal_workers_that_are_disturbed_for_a_few_steps_at_a_time_are_left_alo
 
 
 def disturbances(seed: int, num_steps: int, num: int) -> FloatArray:
-    """Factors of up to 1.5, for up to five steps each, a quarter of the time."""
+    """Slowdowns of up to 1.5 for up to five steps each, a quarter of the time."""
     rng = np.random.default_rng(seed)
     factors = np.ones((num_steps, num))
     for step, i in zip(*np.nonzero(rng.random((num_steps, num)) < 0.08), strict=True):
@@ -121,7 +121,7 @@ def disturbances(seed: int, num_steps: int, num: int) -> FloatArray:
 
 @pytest.mark.parametrize("delay", [1, 2])
 @pytest.mark.parametrize("per_sample_ms", [[0.4, 0.4, 0.4], [1.2, 0.6, 0.3]])
-def test_what_the_first_step_of_a_larger_share_costs_leads_nobody_astray(
+def test_the_warmup_cost_of_larger_shares_does_not_mislead_the_policy(
     per_sample_ms: list[float], delay: int
 ) -> None:
     curves = line([5] * 3, per_sample_ms)
@@ -131,7 +131,7 @@ def test_what_the_first_step_of_a_larger_share_costs_leads_nobody_astray(
         batch=3072,
         num_steps=40,
         noise=0.05,
-        announced=True,  # of a forecaster that expects more of the same
+        announced=True,  # the forecaster predicts no change
         new_size=4.0,
         delay=delay,
     )
@@ -160,7 +160,7 @@ def test_a_change_that_is_announced_costs_none() -> None:
     assert surprised.achieved[48:].min() <= 0.7
 
 
-def test_a_one_off_pause_is_forgiven_in_the_step_after_next() -> None:
+def test_a_single_pause_is_undone_two_steps_later() -> None:
     def slower(step: int) -> list[float]:
         return [10.0 if step == 50 else 1.0, 1.0, 1.0, 1.0]
 
@@ -169,7 +169,7 @@ def test_a_one_off_pause_is_forgiven_in_the_step_after_next() -> None:
     assert run.achieved[53:].mean() >= 0.98
 
 
-def test_of_one_that_often_pauses_the_next_step_is_waited_for() -> None:
+def test_a_change_of_a_worker_that_often_pauses_is_believed_one_step_later() -> None:
     pauses = (50, 60, 70, 80, 90)
 
     def slower(step: int) -> list[float]:
@@ -192,19 +192,19 @@ def test_an_idle_worker_that_recovers_is_found_again() -> None:
     assert abs(run.shares[-1][2] - 32) <= 2
 
 
-def test_looking_at_idle_workers_costs_little() -> None:
+def test_probing_idle_workers_costs_little() -> None:
     run = drive(AUTO, line([5, 5, 500], [0.5] * 3), batch=96, num_steps=2000)
     assert run.achieved[10:].mean() >= 0.99
 
 
 @pytest.mark.long
-def test_looking_at_many_idle_workers_costs_no_more_than_at_one() -> None:
+def test_probing_many_idle_workers_costs_no_more_than_probing_one() -> None:
     curves = line([5.0] * 2 + [500.0] * 30, [0.5] * 32)
     run = drive(AUTO, curves, batch=96, num_steps=2000)
     assert run.achieved[10:].mean() >= 0.985
 
 
-def test_a_newcomer_of_a_known_kind_starts_with_its_kind_s_share() -> None:
+def test_a_joiner_of_a_known_kind_starts_with_the_share_of_its_kind() -> None:
     old = [Worker(id="a", kind="big"), Worker(id="b", kind="small")]
     fleet = Fleet.of(old, batch=90)
     memory, (shares, _) = AUTO.seat(None, fleet, 90)
@@ -224,6 +224,6 @@ def test_a_newcomer_of_a_known_kind_starts_with_its_kind_s_share() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"start": "fast"}, {"noise": 0.0}, {"worth": -0.1}, {"probe_cost": float("nan")}]
 )
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Auto(**wrong)  # type: ignore[arg-type]

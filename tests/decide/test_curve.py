@@ -24,7 +24,7 @@ def test_the_emulated_cluster_runs_at_its_optimum_after_the_profile() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.05])
-def test_noise_costs_a_few_per_cent_and_shares_come_to_rest(noise: float) -> None:
+def test_noise_costs_a_few_per_cent_and_shares_settle(noise: float) -> None:
     curves = line([5, 5, 5, 20], [0.25, 0.5, 1, 1])
     run = drive(Curve(), curves, batch=128, num_steps=300, noise=noise)
     assert run.achieved[100:].min() >= 0.93
@@ -80,7 +80,7 @@ def test_a_worker_that_changes_is_followed_without_a_new_profile() -> None:
 def play(
     policy: Curve, memory: CurveState | None, fleet: Fleet, slow: FloatArray, num_steps: int
 ) -> tuple[CurveState, list[IntArray]]:
-    """Workers at `slow` milliseconds a sample and five a step."""
+    """Run workers that take `slow` ms per sample and 5 ms per step."""
     memory, (shares, _) = policy.seat(memory, fleet, 200)
     history = [shares]
     for step in range(num_steps):
@@ -96,7 +96,7 @@ def play(
     return memory, history
 
 
-def test_a_joiner_takes_the_curve_of_its_kind_and_a_stranger_is_profiled() -> None:
+def test_a_joiner_inherits_the_curve_of_its_kind_and_a_new_kind_is_profiled() -> None:
     fast, slow = Worker(id="a", kind="fast"), Worker(id="b", kind="slow")
     fleet = Fleet.of([fast, slow], batch=200)
     memory, _ = play(Curve(), None, fleet, np.array([1.0, 3.0]), 20)

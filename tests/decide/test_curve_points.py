@@ -1,4 +1,4 @@
-"""What is remembered of step times: noise, change, drift and first steps told apart."""
+"""Points of step-time curves: noise, change, drift and warm-up are distinguished."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLEET = Fleet.of([Worker(id="w")], batch=100)
 def learned(
     *times: tuple[int, float], points: CurvePoints | None = None, spread_s: float = 0.0
 ) -> CurvePoints:
-    """The points of one worker after these (share, seconds), or means of steps that scatter."""
+    """The points of one worker after these (share, seconds), or means with a spread."""
     points = points or CurvePoints.empty().carried_over(FLEET, 0.03)
     for step, (share, seconds) in enumerate(times):
         outcome = Outcome(
@@ -57,41 +57,41 @@ def test_a_change_at_a_known_share_rescales_every_point() -> None:
     assert points.last_jump[0] == pytest.approx(np.log(3), rel=1e-3)
 
 
-def test_a_single_step_is_judged_by_the_scatter_of_those_that_were_told_by_their_means() -> None:
+def test_the_spread_of_averaged_steps_counts_as_noise_of_a_single_step() -> None:
     scattered = learned(*[(8, 1.0)] * 20, spread_s=0.1)
     assert learned((8, 1.3), points=scattered).last_jump[0] == 0
     even = learned(*[(8, 1.0)] * 20)
     assert learned((8, 1.3), points=even).last_jump[0] > 0
 
 
-def test_a_change_beyond_what_a_new_share_could_explain_is_one_too() -> None:
+def test_an_error_too_large_for_a_new_share_is_a_change() -> None:
     points = learned((10, 1.2), *[(8, 1.0)] * 4, (9, 9.0))
     assert points.last_jump[0] > 1
 
 
-def test_the_first_step_at_a_share_may_have_paid_for_the_change() -> None:
+def test_a_faster_second_step_at_a_share_replaces_the_first() -> None:
     points = learned(*[(8, 1.0)] * 4, (16, 1.7), (16, 1.2))
     assert seconds_at(points, 16) == pytest.approx(1.2)
     assert seconds_at(points, 8) == pytest.approx(1.0)
     assert points.last_jump[0] == 0
 
 
-def test_the_first_step_of_a_larger_share_than_ever_says_nothing_if_it_is_late() -> None:
+def test_a_slow_first_step_at_the_largest_share_yet_is_ignored() -> None:
     points = learned(*[(8, 1.0)] * 4, (10, 9.0))
     assert points.last_jump[0] == 0
     assert points.warmup_cost[0] > 0.9
     assert 10 not in points.share[0]
-    points = learned((10, 9.0), points=points)  # that was no warmup_cost, then
+    points = learned((10, 9.0), points=points)  # it persists: a change, not warm-up
     assert points.last_jump[0] > 1
 
 
-def test_the_toll_of_a_larger_share_is_forgotten_where_there_is_none() -> None:
+def test_the_warmup_cost_decays_when_larger_shares_have_none() -> None:
     points = learned(*[(8, 1.0)] * 4, (10, 9.0), (10, 1.2), (12, 1.4), (14, 1.6), (16, 1.8))
     assert points.warmup_cost[0] < 0.2
     assert learned((8, 3.0), (8, 1.0)).warmup_cost[0] == pytest.approx(np.log(3))
 
 
-def test_who_often_pays_a_toll_is_not_thought_changed_at_once() -> None:
+def test_a_change_after_frequent_warmup_costs_needs_a_second_step() -> None:
     before = [*[(8, 1.0)] * 4, (10, 4.0), (10, 1.2), (12, 4.0), (12, 1.4)]
     points = learned(*before, (8, 2.0))
     assert points.last_jump[0] == 0
@@ -113,7 +113,7 @@ def test_the_noise_is_measured() -> None:
     assert np.sqrt(points.noise_var[0]) == pytest.approx(0.1, rel=0.3)
 
 
-def test_a_full_row_gives_up_what_counts_least() -> None:
+def test_a_full_row_drops_its_lightest_point() -> None:
     points = learned(*[(10 * i, 1.0 * i) for i in range(1, SLOTS + 1)], *[(80, 8.0)] * 3, (200, 20))
     assert 200 in points.share[0]
     assert 10 not in points.share[0]
@@ -125,13 +125,13 @@ def test_a_knee_that_noise_explains_is_not_seen() -> None:
     assert learned(*bumpy_line).curves(0.0).floor_s[0] == 0
 
 
-def test_silence_teaches_nothing_but_that_time_passes() -> None:
+def test_steps_without_a_report_are_only_counted() -> None:
     points = learned((0, 0.0), (0, 0.0))
     assert not points.known[0]
     assert points.steps_since_learned[0] == 2
 
 
-def test_a_newcomer_takes_up_the_points_of_its_kind_and_a_stranger_none() -> None:
+def test_a_joiner_inherits_the_points_of_its_kind_and_a_new_kind_has_none() -> None:
     points = learned((8, 1.0), (16, 1.5))
     wider = Fleet.of([Worker(id="a"), Worker(id="b", kind="odd"), Worker(id="w")], batch=100)
     moved = points.carried_over(wider, 0.03)
@@ -142,13 +142,13 @@ def test_a_newcomer_takes_up_the_points_of_its_kind_and_a_stranger_none() -> Non
     assert guess.seconds(np.full(3, 30))[1] > 0
 
 
-def test_one_point_is_no_curve_to_take_up() -> None:
+def test_a_single_point_is_not_inherited() -> None:
     wider = Fleet.of([Worker(id="a"), Worker(id="w")], batch=100)
     assert learned((8, 1.0)).carried_over(wider, 0.03).known.tolist() == [False, True]
 
 
 def levels(kinds: str, *seconds: float, steps: int = 20) -> tuple[FloatArray, float]:
-    """Of workers that take so long, over and over: what they are taken to take; standard error."""
+    """Shrunken levels of workers with these step times, and the standard error of the first."""
     workers = [Worker(id=f"w{i}", kind=kind) for i, kind in enumerate(kinds)]
     fleet, shares = Fleet.of(workers, batch=100), np.full(len(kinds), 8)
     points = CurvePoints.empty().carried_over(fleet, 0.03)
@@ -165,23 +165,23 @@ def levels(kinds: str, *seconds: float, steps: int = 20) -> tuple[FloatArray, fl
     return curves.seconds(shares) * factor, float(np.sqrt(points.level_var[0]))
 
 
-def test_workers_of_one_kind_are_alike_as_far_as_noise_may_have_set_them_apart() -> None:
+def test_workers_of_one_kind_are_equal_within_noise() -> None:
     (first, second), error = levels("aa", 1.0, 1.02)
-    assert ALIKE_SIGMAS * error > 0.01  # each is as far as that from their mean
+    assert ALIKE_SIGMAS * error > 0.01  # each is 0.01 from their mean
     assert first == pytest.approx(second, rel=1e-6)
 
 
-def test_workers_that_surely_differ_stay_as_they_are() -> None:
+def test_workers_that_differ_significantly_are_not_shrunk() -> None:
     (first, second), _ = levels("aa", 1.0, 3.0)
     assert second / first == pytest.approx(3.0, rel=0.01)
 
 
-def test_workers_of_two_kinds_have_nothing_to_do_with_each_other() -> None:
+def test_workers_of_different_kinds_are_independent() -> None:
     (first, second), _ = levels("ab", 1.0, 1.02)
     assert second / first == pytest.approx(1.02, rel=1e-6)
 
 
-def test_the_better_they_are_known_the_less_it_takes_to_tell_them_apart() -> None:
+def test_more_measurements_separate_smaller_differences() -> None:
     (first, second), _ = levels("aa", 1.0, 1.05, steps=3)
     assert second / first == pytest.approx(1.0, rel=1e-6)
     (first, second), _ = levels("aa", 1.0, 1.05, steps=60)

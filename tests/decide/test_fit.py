@@ -1,4 +1,4 @@
-"""Fitted curves: exact where the points tell all, cautious where they do not."""
+"""Fitted curves: exact where the points determine them, cautious where they do not."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_a_line_has_no_flat_part(fixed: float, slope: float, sizes: list[int]) -
     assert curve.per_sample_s[0] == pytest.approx(slope, rel=1e-6)
 
 
-def test_one_share_gives_a_line_with_the_fixed_fraction_that_was_asked_for() -> None:
+def test_one_share_gives_a_line_with_the_prior_fixed_fraction() -> None:
     curve = fit(row(10, 10), row(1.0, 3.0), row(1, 1), fixed_fraction=0.25)
     assert curve.floor_s[0] == 0
     assert curve.fixed_s[0] == pytest.approx(0.5)
     assert curve.per_sample_s[0] == pytest.approx(0.15)
 
 
-def test_flat_points_promise_no_free_samples_beyond_the_largest() -> None:
+def test_beyond_the_largest_flat_point_samples_cost_time() -> None:
     shares = row(4, 8, 16)
     curve = fit(shares, row(2, 2, 2), ones(shares))
     assert curve.seconds(np.array([16])) == pytest.approx([2.0])
@@ -95,7 +95,7 @@ def test_no_line_fits_better_and_every_sample_costs(
     assert error <= residual**2 * (1 + 1e-6) + 1e-9
 
 
-def test_workers_do_not_see_each_other_nor_empty_slots_nor_the_order() -> None:
+def test_a_fit_is_independent_of_other_workers_empty_slots_and_order() -> None:
     shares, seconds = row(4, 8, 16, 32, 0), row(2, 2, 3, 5, np.nan)
     weight = row(1, 1, 1, 1, 0)
     alone = fit(shares, seconds, weight)
@@ -111,7 +111,7 @@ def test_workers_do_not_see_each_other_nor_empty_slots_nor_the_order() -> None:
     assert both.per_sample_s[0] == pytest.approx(1.0)
 
 
-def test_a_weight_of_two_is_a_point_seen_twice() -> None:
+def test_a_weight_of_two_equals_a_duplicate_point() -> None:
     once = fit(row(1, 2, 3), row(1, 3, 3), row(1, 2, 1))
     twice = fit(row(1, 2, 2, 3), row(1, 3, 3, 3), row(1, 1, 1, 1))
     assert once.per_sample_s == pytest.approx(twice.per_sample_s)
@@ -119,14 +119,14 @@ def test_a_weight_of_two_is_a_point_seen_twice() -> None:
 
 
 def test_a_prior_keeps_the_fixed_part_when_points_are_close_together() -> None:
-    shares, seconds = row(100, 101), row(1.0, 1.02)  # taken at its word: fixed at zero
+    shares, seconds = row(100, 101), row(1.0, 1.02)  # a plain fit would put the fixed cost at zero
     free = fit(shares, seconds, ones(shares), fixed_fraction=0.5)
     held = fit(shares, seconds, ones(shares), fixed_fraction=0.5, prior_weight=1.0)
     assert free.fixed_s[0] == 0
     assert held.fixed_s[0] == pytest.approx(0.5, rel=0.05)
 
 
-def test_a_knee_must_save_the_error_that_is_asked_of_it() -> None:
+def test_a_knee_must_save_more_than_its_penalty() -> None:
     shares, seconds = row(1, 10, 20, 30), row(1.15, 2.0, 3.0, 4.0)
     assert fit(shares, seconds, ones(shares)).floor_s[0] > 0
     assert fit(shares, seconds, ones(shares), knee_penalty=0.1).floor_s[0] == 0

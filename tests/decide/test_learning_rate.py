@@ -28,7 +28,7 @@ def noise(signal: float, noise: float) -> GradientNoise:
     return GradientNoise(signal=signal, noise=noise, weight=1.0)
 
 
-def test_a_fixed_batch_does_not_know_how_many_workers_there_are() -> None:
+def test_a_fixed_batch_does_not_depend_on_the_number_of_workers() -> None:
     assert [global_batch(BatchSettings(size=100), k) for k in (1, 7)] == [100, 100]
     assert base_batch(BatchSettings(size=100)) == 100
 
@@ -61,7 +61,7 @@ def test_adascale_waits_for_an_estimate() -> None:
         assert "no noise estimate yet" in reason
 
 
-def test_an_unknown_rule_is_refused_with_the_one_meant() -> None:
+def test_an_unknown_rule_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"batch\.lr_rule: unknown name 'liner'; did you mean"):
         lr_factor("liner", 2, 1)
     with pytest.raises(ConfigError, match="known: linear, sqrt, adascale, none"):
@@ -92,7 +92,7 @@ def test_the_gain_lies_between_one_and_the_scale(
 def draw_norms(
     shares: tuple[int, ...], draws: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Squared norms of workers' gradients and of their mean, and the truth behind them."""
+    """Squared norms of workers' gradients and of their mean, and the true values."""
     chance = np.random.default_rng(seed)
     mean = np.array([0.5, -0.2, 0.1, 0.0, 0.3])
     deviation = np.array([1.0, 2.0, 0.5, 3.0, 0.1])
@@ -122,13 +122,13 @@ def test_both_estimates_are_unbiased_for_uneven_shares(shares: tuple[int, ...]) 
 
 
 def test_the_estimate_for_even_shares_would_be_biased_for_uneven_ones() -> None:
-    """The ruler of the test above: it must see the wrong formula."""
+    """Checks the test above: it must detect the wrong formula."""
     norms, whole, _, variance = draw_norms((71, 36, 18, 3), draws=20_000, seed=1)
     got = (32 * norms.sum(axis=1) - 128 * whole) / 3
     assert abs(got.mean() - variance) > 20 * got.std() / np.sqrt(len(got))
 
 
-def test_workers_without_a_share_have_no_say() -> None:
+def test_workers_without_a_share_are_ignored() -> None:
     assert step_noise((8, 0, 4), (1.0, 99.0, 2.0), 0.5) == step_noise((8, 4), (1.0, 2.0), 0.5)
 
 

@@ -1,4 +1,4 @@
-"""The one door for state: events in, actions out, and what no history of events may break."""
+"""The state machine: events in, actions out, and invariants over any history of events."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.hypothesis_examples import examples
 
 
 def cluster_of(*names: str, **plain: Any) -> Cluster:
-    """A cluster of these workers, by default with a batch of 96 shared out equally."""
+    """A cluster of these workers, by default with a batch of 96 in equal shares."""
     asked = {"batch": {"size": 96}, "policy": "uniform", **plain}
     cluster = assemble(build(Settings, asked))
     return decide(cluster, joined(*names))[0] if names else cluster
@@ -56,7 +56,7 @@ def joined(*names: str, **facts: Any) -> Joined:
 
 
 def step_done(cluster: Cluster, seconds: dict[str, float] | None = None) -> StepDone:
-    """The step that the cluster's plan leads to: a millisecond a sample, or as told."""
+    """A step by the cluster's plan: a millisecond per sample, or as given."""
     times = seconds or {w: b / 1000 for w, b in cluster.shares.items()}
     reports = tuple(StepReport(w, b, times[w] if b else 0.0) for w, b in cluster.shares.items())
     return StepDone(
@@ -108,14 +108,14 @@ def test_the_leader_stays_first_when_others_join_and_leave() -> None:
     assert cluster.roster == ("m", "a", "b")
 
 
-def test_late_news_changes_nothing() -> None:
+def test_late_events_change_nothing() -> None:
     cluster = cluster_of("a", "b")
     after, _ = decide(cluster, Lost(workers=("b",)))
     for event in (Lost(workers=("b",)), Left(workers=("nobody",))):
         assert decide(after, event) == (after, ())
 
 
-def test_a_step_of_the_generation_before_counts_but_changes_no_plan() -> None:
+def test_a_step_of_the_previous_generation_counts_but_changes_no_plan() -> None:
     cluster = cluster_of("a", "b", policy="auto")
     after, _ = decide(cluster, Lost(workers=("b",)))
     counted, actions = decide(after, step_done(cluster, {"a": 0.1, "b": 0.9}))
@@ -123,7 +123,7 @@ def test_a_step_of_the_generation_before_counts_but_changes_no_plan() -> None:
     assert counted.plan == after.plan
 
 
-def test_a_smaller_size_asked_for_while_workers_are_on_their_way() -> None:
+def test_a_smaller_size_requested_while_launches_are_in_flight() -> None:
     cluster = cluster_of("a", "b", "c", "d", workers={"min": 2})
     cluster, said = run(cluster, SizeAsked(num_workers=8), SizeAsked(num_workers=2))
     assert [a.worker for a in said if isinstance(a, Drain)] == ["d", "c"]
@@ -131,7 +131,7 @@ def test_a_smaller_size_asked_for_while_workers_are_on_their_way() -> None:
     assert [a.worker for a in said if isinstance(a, Drain)] == ["h", "g", "f", "e"]
 
 
-def test_a_straggler_that_leaves_already_gets_no_substitute() -> None:
+def test_a_draining_straggler_gets_no_substitute() -> None:
     cluster = cluster_of("a", "b", "c", "d", straggler={"replace": True, "warmup_steps": 3})
     cluster, _ = decide(cluster, DrainAsked(worker="d"))
     slow = {"a": 0.024, "b": 0.024, "c": 0.024, "d": 0.24}
@@ -140,7 +140,7 @@ def test_a_straggler_that_leaves_already_gets_no_substitute() -> None:
         assert actions == ()
 
 
-def test_shares_by_hand_wait_for_the_workers_they_are_given_for() -> None:
+def test_fixed_shares_wait_for_all_their_workers() -> None:
     cluster = cluster_of(policy={"name": "fixed", "shares": [80, 16]})
     cluster, actions = decide(cluster, joined("a"))
     assert [type(a) for a in actions] == [Pause]
@@ -171,7 +171,7 @@ def test_a_step_counts_once() -> None:
 
 
 def all_lost_at_step_nine() -> Cluster:
-    """Ten steps, and then other workers, who begin from a checkpoint of step 3."""
+    """Ten steps, then other workers that restart from a checkpoint of step 3."""
     cluster = cluster_of("a", "b", policy="auto")
     for _ in range(10):
         cluster, _ = decide(cluster, step_done(cluster))
@@ -179,7 +179,7 @@ def all_lost_at_step_nine() -> Cluster:
     return cluster
 
 
-def test_steps_taken_again_from_a_checkpoint_are_balanced_and_not_counted_twice() -> None:
+def test_steps_repeated_from_a_checkpoint_are_balanced_and_not_counted_twice() -> None:
     cluster = all_lost_at_step_nine()
     assert (cluster.step, cluster.samples) == (9, 960)
     for step in range(4, 12):
@@ -192,7 +192,7 @@ def test_steps_taken_again_from_a_checkpoint_are_balanced_and_not_counted_twice(
     assert decide(cluster, event) == (cluster, ())
 
 
-def test_steps_taken_again_from_a_checkpoint_are_forecast(tmp_path: Path) -> None:
+def test_steps_repeated_from_a_checkpoint_are_forecast(tmp_path: Path) -> None:
     cluster = all_lost_at_step_nine()
     engine = Engine(cluster.settings)
     engine.cluster = cluster
@@ -203,7 +203,7 @@ def test_steps_taken_again_from_a_checkpoint_are_forecast(tmp_path: Path) -> Non
     assert record.event.forecasts is not None
 
 
-def test_too_few_workers_pause_and_go_on_when_enough_are_back() -> None:
+def test_too_few_workers_pause_and_resume_when_enough_are_back() -> None:
     cluster = cluster_of("a", "b", workers={"min": 2})
     paused, actions = decide(cluster, Lost(workers=("a",)))
     assert actions == (Pause(reason="a lost; 1 of the 2 workers needed"),)
@@ -211,7 +211,7 @@ def test_too_few_workers_pause_and_go_on_when_enough_are_back() -> None:
     counted, actions = decide(paused, step_done(cluster))  # committed before the loss
     assert (counted.step, counted.shares, actions) == (0, {}, ())
     again, actions = decide(paused, joined("c"))
-    assert again.generation == 2  # no number was spent on the pause
+    assert again.generation == 2  # the pause used no generation number
     assert [type(a) for a in actions] == [Regroup, Plan]
 
 
@@ -223,7 +223,7 @@ def test_a_batch_that_the_caps_cannot_hold_pauses_with_the_numbers() -> None:
     assert "a batch of 96 does not fit 1 workers that hold 64 in total" in actions[0].reason
 
 
-def test_a_batch_that_grows_with_the_workers_takes_the_learning_rate_along() -> None:
+def test_the_learning_rate_follows_a_batch_that_grows_with_the_workers() -> None:
     batch = {"per_worker": 32, "limit": 96, "lr_rule": "linear"}
     cluster = cluster_of("a", batch=batch)
     assert cluster.plan is not None
@@ -233,7 +233,7 @@ def test_a_batch_that_grows_with_the_workers_takes_the_learning_rate_along() -> 
     assert (cluster.plan.batch, cluster.plan.lr_factor) == (96, 3.0)
 
 
-def test_duplicate_workers_are_refused_and_leave_no_trace() -> None:
+def test_duplicate_workers_are_refused_without_side_effects() -> None:
     cluster = cluster_of("a", "b")
     with pytest.raises(InvalidInputError, match="worker b exists already"):
         decide(cluster, joined("c", "b"))
@@ -247,18 +247,18 @@ def test_an_operator_s_size_is_reached_by_launching_or_draining() -> None:
     more, actions = decide(cluster, SizeAsked(num_workers=9))
     why = "size 9 requested; 1 to 5 are possible: 5"
     assert actions == (Launch(num_workers=2, reason=why),)
-    assert decide(more, SizeAsked(num_workers=5))[1] == ()  # they are on their way
+    assert decide(more, SizeAsked(num_workers=5))[1] == ()  # already launching
     fewer, actions = decide(cluster, SizeAsked(num_workers=1))
     assert [a.worker for a in actions if isinstance(a, Drain)] == ["c", "b"]
-    assert decide(fewer, DrainAsked(worker="c"))[1] == ()  # asked already
+    assert decide(fewer, DrainAsked(worker="c"))[1] == ()  # already draining
 
 
-def test_draining_a_stranger_is_an_error_that_names_the_workers() -> None:
+def test_draining_an_unknown_worker_is_an_error_that_names_the_workers() -> None:
     with pytest.raises(InvalidInputError, match="no worker x; the workers are a, b"):
         decide(cluster_of("a", "b"), DrainAsked(worker="x"))
 
 
-def test_a_launcher_that_fails_is_a_recorded_decision_to_stay() -> None:
+def test_a_failed_launch_is_recorded_as_a_decision_to_stay() -> None:
     cluster, _ = decide(cluster_of("a"), SizeAsked(num_workers=3))
     cluster, actions = decide(cluster, LaunchFailed(num_workers=2, cause="no quota"))
     assert cluster.launching == 0
@@ -267,7 +267,7 @@ def test_a_launcher_that_fails_is_a_recorded_decision_to_stay() -> None:
     )
 
 
-def test_the_search_orders_workers_and_says_why() -> None:
+def test_the_search_launches_workers_and_says_why() -> None:
     cluster = cluster_of(
         "a",
         "b",
@@ -284,17 +284,17 @@ def test_the_search_orders_workers_and_says_why() -> None:
 SEARCH = {"heuristic": "efficiency", "step_workers": 2, "period_steps": 5, "settle_steps": 5}
 
 
-def test_the_search_orders_no_more_than_the_batch_can_be_shared_among() -> None:
+def test_the_search_launches_no_more_workers_than_the_batch_can_serve() -> None:
     cluster = cluster_of("a", "b", batch={"size": 9, "min_share": 2}, scaling=SEARCH)
     while not cluster.launching:
         cluster, actions = decide(cluster, step_done(cluster))
-    cluster, _ = decide(cluster, joined("c", "d"))  # four hold nine samples with two each
+    cluster, _ = decide(cluster, joined("c", "d"))  # a batch of nine gives four workers two each
     for _ in range(60):
         cluster, actions = decide(cluster, step_done(cluster))
         assert not any(isinstance(action, Launch | Pause) for action in actions)
 
 
-def test_the_search_sends_nobody_home_whom_the_batch_needs() -> None:
+def test_the_search_drains_no_worker_that_the_batch_needs() -> None:
     cluster = cluster_of(scaling=SEARCH, workers={"max": 4})
     cluster, _ = decide(cluster, joined("a", "b", "c", "d", cap=32))  # three hold 96 samples
     sizes = sizes_of_a_search(cluster, 60, cap=32)
@@ -305,9 +305,9 @@ def test_the_search_sends_nobody_home_whom_the_batch_needs() -> None:
     assert gone.reason.startswith("size 1 requested; 3 to 4 are possible: 3")
 
 
-def test_the_last_batch_of_an_epoch_counts_for_what_it_is() -> None:
+def test_the_short_last_batch_of_an_epoch_counts_by_its_samples() -> None:
     cluster = cluster_of("a", scaling=SEARCH)
-    for samples in (96, 96, 48):  # the first of a roster is not counted
+    for samples in (96, 96, 48):  # the first step of a roster is not counted
         report = StepReport("a", samples, samples / 1000)
         step = StepDone(
             step=cluster.step + 1, generation=1, seconds=samples / 1000, reports=(report,)
@@ -317,7 +317,7 @@ def test_the_last_batch_of_an_epoch_counts_for_what_it_is() -> None:
     assert known.samples_per_s == pytest.approx(1000)
 
 
-def test_what_nobody_was_told_of_is_in_the_position() -> None:
+def test_unreported_samples_are_counted_by_the_position() -> None:
     cluster = cluster_of("a", samples=10_000)
     cluster, _ = decide(cluster, step_done(cluster))
     assert cluster.samples == 96
@@ -335,7 +335,7 @@ def test_with_no_samples_left_the_size_stays() -> None:
         assert actions == ()
 
 
-def test_each_launch_that_fails_in_a_row_is_followed_by_a_longer_wait() -> None:
+def test_consecutive_failed_launches_back_off() -> None:
     cluster = cluster_of("a", scaling=SEARCH)
     waits: list[int] = []
     while len(waits) < 3:
@@ -361,7 +361,7 @@ def test_a_worker_of_another_kind_replaces_no_straggler() -> None:
 
 
 def sizes_of_a_search(cluster: Cluster, num_steps: int, **facts: Any) -> list[int]:
-    """How large the cluster was, step by step, where no size is faster than another."""
+    """The size of the cluster, step by step, if all sizes are equally fast."""
     sizes = []
     for step in range(num_steps):
         cluster, actions = decide(cluster, step_done(cluster, dict.fromkeys(cluster.shares, 0.1)))
@@ -375,7 +375,7 @@ def sizes_of_a_search(cluster: Cluster, num_steps: int, **facts: Any) -> list[in
     return sizes
 
 
-def test_the_search_has_a_lower_bound_of_its_own_and_the_run_goes_on_below_it() -> None:
+def test_a_run_below_the_lower_bound_of_the_search_does_not_pause() -> None:
     scaling = {"heuristic": "efficiency", "step_workers": 2, "period_steps": 5, "settle_steps": 5}
     cluster = cluster_of(*"abcd", workers={"max": 8}, scaling={**scaling, "min_workers": 4})
     sizes = sizes_of_a_search(cluster, 60)
@@ -414,7 +414,7 @@ def test_a_straggler_is_judged_by_quiet_steps_too() -> None:
 
 @pytest.mark.parametrize("policy", [p for p in POLICIES if p != "fixed"])
 def test_workers_that_differ_end_with_uneven_shares(policy: str) -> None:
-    """All but the baseline give a worker of twice the cores or twice the speed more."""
+    """All but the baseline give more to a worker of twice the cores or speed."""
     cluster = cluster_of(policy=policy)
     cluster, _ = decide(
         cluster, Joined(workers=(Worker(id="fast", cores=2.0), Worker(id="slow", cores=1.0)))
@@ -443,7 +443,7 @@ histories = st.lists(
 def event_of(
     cluster: Cluster, what: str, names: list[str], x: float, count: int
 ) -> AnyEvent | None:
-    """An event that can be true of this cluster, or None."""
+    """A valid event for this cluster, or None."""
     there = [n for n in cluster.roster if n.split("-")[0] in names]
     if what == "join":
         facts = {"cores": x, "kind": f"k{int(x) % 2}", "cap": max(1, int(x * 60))}
@@ -468,7 +468,7 @@ def event_of(
 
 @examples(150)
 @given(histories, st.sampled_from([p for p in POLICIES if p != "fixed"]), st.booleans())
-def test_any_history_leaves_a_whole_batch_and_consecutive_generations(
+def test_any_history_keeps_the_batch_and_consecutive_generations(
     history: list[tuple[str, list[str], float]], policy: str, growing: bool
 ) -> None:
     batch = {"per_worker": 40, "limit": 200} if growing else {"size": 96}
@@ -524,17 +524,19 @@ def test_any_history_leaves_a_whole_batch_and_consecutive_generations(
         ),
     ],
 )
-def test_a_wrong_setting_names_its_path_and_the_right_one(plain: dict[str, Any], says: str) -> None:
+def test_a_wrong_setting_names_its_path_and_suggests_the_right_one(
+    plain: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         cluster_of("a", **plain)
     assert says in str(caught.value)
 
 
-# A policy of the user's own.
+# A user's own policy.
 
 
 class Given(msgspec.Struct, frozen=True):
-    """Shares as they are given, checked by nobody."""
+    """Returns the given shares unchecked."""
 
     shares: Any
 

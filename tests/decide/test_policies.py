@@ -1,4 +1,4 @@
-"""What every batch policy promises, whatever it is told and whoever comes and goes."""
+"""What every batch policy guarantees, for any measurements and membership changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_THE_PAPERS = ("static", "proportional", "predictive", "curve", "shift")
 
 
 def make(name: str, fleet: Fleet, batch: int) -> BatchPolicy:
-    """The policy with its defaults; `fixed` has to be told something that fits."""
+    """The policy with its defaults; `fixed` gets shares that fit."""
     if name == "fixed":
         shares = water_fill(batch, fleet.lower, fleet.upper)
         return build(POLICIES[name], {"shares": shares.tolist()})
@@ -33,7 +33,7 @@ def make(name: str, fleet: Fleet, batch: int) -> BatchPolicy:
 
 @dataclass(frozen=True)
 class Story:
-    """Fleets in turn, and in each a few steps: what was measured, foretold and handed in."""
+    """A sequence of fleets, each with a few steps of random measurements and forecasts."""
 
     batch: int
     fleets: list[Fleet]
@@ -68,7 +68,7 @@ def stories(draw: st.DrawFn) -> Story:
 def any_outcome(
     rng: np.random.Generator, step: int, fleet: Fleet, shares: IntArray, batch: int
 ) -> Outcome:
-    """Times of all sizes, reports of other shares, forecasts that cannot be; and silence."""
+    """Extreme times, reports of other shares, invalid forecasts, and missing reports."""
     reports, forecasts = [], []
     for worker, share in zip(fleet.ids, shares.tolist(), strict=True):
         if rng.random() < 0.2:
@@ -87,7 +87,7 @@ def any_outcome(
 
 
 def sealed(value: Any) -> Any:
-    """The same value, in which no array can be written to."""
+    """The same value with read-only arrays."""
     if isinstance(value, np.ndarray):
         value.setflags(write=False)
     elif is_dataclass(value):
@@ -126,7 +126,7 @@ def check(name: str, move: tuple[IntArray, str], fleet: Fleet, batch: int) -> No
 @pytest.mark.parametrize("name", NAMES)
 @examples(30)
 @given(stories())
-def test_sum_and_bounds_hold_and_equal_facts_give_equal_plans(name: str, story: Story) -> None:
+def test_plans_keep_sum_and_bounds_and_are_deterministic(name: str, story: Story) -> None:
     batch, rng = story.batch, np.random.default_rng(story.seed)
     policy, memory = make(name, story.fleets[0], batch), None
     for fleet in story.fleets:
@@ -137,7 +137,7 @@ def test_sum_and_bounds_hold_and_equal_facts_give_equal_plans(name: str, story: 
         check(name, move, fleet, batch)
         shares = move[0]
         for step in range(story.num_steps):
-            if rng.random() < 0.1:  # someone else's shares: a policy goes on from there
+            if rng.random() < 0.1:  # other shares than planned: the policy must continue from them
                 weight = rng.uniform(0.01, 1, len(fleet))
                 shares = in_proportion(weight, batch, fleet.lower, fleet.upper)
             outcome = any_outcome(rng, step, fleet, shares, batch)
@@ -152,7 +152,7 @@ def test_sum_and_bounds_hold_and_equal_facts_give_equal_plans(name: str, story: 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "fixed"])
 @pytest.mark.parametrize(("num_workers", "batch"), [(1, 64), (2, 65), (5, 160), (7, 1000)])
-def test_workers_that_are_alike_have_equal_shares(name: str, num_workers: int, batch: int) -> None:
+def test_equal_workers_have_equal_shares(name: str, num_workers: int, batch: int) -> None:
     curves = line([5.0] * num_workers, [1.0] * num_workers)
     run = drive(build(POLICIES[name], {}), curves, batch=batch, num_steps=60)
     settled = run.shares[10:] if name == "curve" else run.shares  # it profiles first
@@ -160,7 +160,7 @@ def test_workers_that_are_alike_have_equal_shares(name: str, num_workers: int, b
 
 
 @pytest.mark.parametrize("name", OF_THE_PAPERS)
-def test_a_worker_that_was_given_nothing_gets_a_sample_to_be_measured_by(name: str) -> None:
+def test_a_worker_without_a_share_gets_a_sample_to_be_measured(name: str) -> None:
     curves = line([1.0] * 4, [1.0] * 4)
     run = drive(build(POLICIES[name], {}), curves, batch=64, num_steps=3, start=[32, 32, 0, 0])
     assert (run.shares[1] > 0).all()

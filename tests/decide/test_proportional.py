@@ -52,7 +52,7 @@ def test_two_workers_follow_the_rule_of_the_paper_then_renormalise() -> None:
     fleet = fleet_of(2, 200)
     memory, (shares, _) = UNIFORM.seat(None, fleet, 200)
     _, shares, reason = step(UNIFORM, memory, fleet, shares, [1.0, 3.0])
-    # Eqs. 4 and 5 want 100 - 100 * (1 - 2) = 200 and 100 - 33.3 * (3 - 2) = 66.7: together 266.7.
+    # Eqs. 4 and 5 want 100 - 100 * (1 - 2) = 200 and 100 - 33.3 * (3 - 2) = 66.7: 266.7 in total.
     assert shares.tolist() == [150, 50]
     assert reason == "w0 is 1.50x faster than the mean: 100 -> 150"
 
@@ -71,14 +71,14 @@ def test_from_equal_shares_the_sizes_settle_after_few_adjustments() -> None:
     st.sampled_from([UNIFORM, Proportional(), Predictive()]),
 )
 @example([1.0, 1.0, 3.0, 2.5, 2.5, 0.9375, 0.1, 0.06], 143, Predictive())  # a tie in rounding
-def test_workers_whose_time_is_in_proportion_finish_together(
+def test_workers_with_proportional_times_finish_together(
     per_sample_ms: list[float], per_worker: int, policy: Proportional | Predictive
 ) -> None:
     batch = per_worker * len(per_sample_ms)
     run = drive(policy, line([0.0] * len(per_sample_ms), per_sample_ms), batch=batch, num_steps=12)
     speed = 1 / np.array(per_sample_ms)
     best = in_proportion(speed, batch, *(ints(1, batch)[:, None] + 0 * run.shares[0]))
-    # Exactly, but for a last sample that two workers have an equal claim to.
+    # Exact, except for a last sample on which two workers tie.
     remainders = np.sort(batch * speed / speed.sum() % 1.0)
     ties = bool((np.diff(remainders) < 1e-9).any())
     within = ties if isinstance(policy, Predictive) else 0.06 * best + 1
@@ -101,7 +101,7 @@ def test_within_the_dead_band_nothing_changes_and_beyond_it_everything_does() ->
     assert (moved != shares).all()
 
 
-def test_a_share_that_rounds_to_itself_does_not_hold_the_dead_band_open() -> None:
+def test_a_share_that_rounds_to_itself_triggers_no_change() -> None:
     fleet = fleet_of(3, 2003)
     # w0 wants 3.3 samples, 10 % more, and cannot have them; the others want 2 % or less.
     shares = ints(3, 1000, 1000)
@@ -126,7 +126,7 @@ def test_times_are_smoothed_since_the_last_change_and_no_longer() -> None:
     )
 
 
-def test_what_a_bound_cuts_off_goes_to_the_others_in_their_proportion() -> None:
+def test_samples_cut_off_by_a_bound_go_to_the_others_in_proportion() -> None:
     fleet = fleet_of(3, 300, caps={0: 120})
     memory, (shares, _) = UNIFORM.seat(None, fleet, 300)
     _, shares, _ = step(UNIFORM, memory, fleet, shares, [0.2, 1.0, 2.0])
@@ -141,13 +141,13 @@ def test_a_report_of_an_older_plan_does_not_move_the_shares_again() -> None:
     assert move is None
 
 
-def test_fewer_reports_than_asked_for_change_nothing() -> None:
+def test_fewer_than_min_reports_change_nothing() -> None:
     policy = Proportional(start="uniform", min_reports=3)
     run = drive(policy, line([0, 0], [1, 2]), batch=90, num_steps=5)
     assert [s.tolist() for s in run.shares] == [[45, 45]] * 3 + [[60, 30]] * 2
 
 
-def test_those_who_stay_keep_their_speeds_and_the_new_take_their_kinds() -> None:
+def test_known_workers_keep_their_speeds_and_joiners_inherit_from_their_kind() -> None:
     before = fleet_of(2, 300)
     memory, (shares, _) = UNIFORM.seat(None, before, 300)
     memory, shares, _ = step(UNIFORM, memory, before, shares, [1.0, 2.0])
@@ -174,7 +174,7 @@ class TestCeiling:
             reasons.append(reason)
         return memory, shares, reasons
 
-    def test_a_raise_that_costs_throughput_is_taken_back_for_good(self) -> None:
+    def test_a_raise_that_lowers_throughput_is_undone_permanently(self) -> None:
         memory, shares, reasons = self.run(60)
         assert any("slower per sample above its bound" in r for r in reasons)
         assert shares[0] <= 60
@@ -182,7 +182,7 @@ class TestCeiling:
         assert np.isinf(memory.ceilings.share[1])
         assert not any(reasons[-20:])
 
-    def test_the_bound_is_forgotten_when_the_worker_is_another_machine(self) -> None:
+    def test_the_bound_is_dropped_when_the_machine_changes(self) -> None:
         memory, shares, _ = self.run(60)
         for _ in range(60):
             seconds = self.seconds(shares, 0.7, heals=True)
@@ -190,10 +190,10 @@ class TestCeiling:
         assert np.isinf(memory.ceilings.share[0])
         assert shares[0] > 75
 
-    def test_a_slowdown_from_outside_leaves_no_bound_behind(self) -> None:
+    def test_an_external_slowdown_leaves_no_bound(self) -> None:
         memory, (shares, _) = UNIFORM.seat(None, self.fleet, 100)
         for i in range(120):
-            slower = 2.0 if 1 <= i < 60 else 1.0  # just after the first raise, for a while
+            slower = 2.0 if 1 <= i < 60 else 1.0  # temporarily, just after the first raise
             seconds = self.seconds(shares, slower, heals=True)
             memory, shares, _ = step(UNIFORM, memory, self.fleet, shares, seconds)
         assert np.isinf(memory.ceilings.share).all()
@@ -208,7 +208,7 @@ class TestCeiling:
             memory, shares, _ = step(UNIFORM, memory, fleet, shares, seconds.tolist())
             assert np.isinf(memory.ceilings.share).all()
 
-    def test_bounds_that_leave_no_room_for_the_batch_are_forgotten(self) -> None:
+    def test_bounds_that_cannot_hold_the_batch_are_dropped(self) -> None:
         memory, _, _ = self.run(60)
         bound = int(memory.ceilings.share[0])
         alone = Fleet.of([Worker(id="w0")], batch=100)
@@ -218,7 +218,7 @@ class TestCeiling:
         assert np.isinf(memory.ceilings.share[0])
 
 
-def test_predictive_follows_the_forecast_then_the_measured_speed_then_what_it_knows() -> None:
+def test_predictive_uses_forecast_then_measured_then_known_speed() -> None:
     fleet = fleet_of(3, 600)
     policy, shares = Predictive(), ints(200, 200, 200)
     memory, _ = policy.seat(None, fleet, 600)

@@ -1,4 +1,4 @@
-"""The search for the size of the cluster, its first heuristic, and the kinds it weighs."""
+"""The search for the cluster size, its first heuristic, and the kinds of worker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def size(num_workers: int, samples_per_s: float, num_steps: int = 100) -> Size:
 
 
 def step(num_workers: int, seconds: float, price_per_s: float = 1.0) -> Size:
-    """One step of a batch of 64."""
+    """One step with a batch of 64."""
     return Size(
         num_workers=num_workers, samples=64, seconds=seconds, price_per_s=price_per_s, batch=64
     )
@@ -76,7 +76,7 @@ def ask(
 
 
 class Run:
-    """A cluster that does at once what the search says, on a throughput curve without noise."""
+    """A cluster that follows the search at once, on a noise-free throughput curve."""
 
     def __init__(
         self,
@@ -181,8 +181,8 @@ def test_the_paths_of_the_papers_defaults() -> None:
     )
 
 
-def test_three_passes_below_stop_the_look_down() -> None:
-    # First fail at (40, 44): from 40 it looks down to 28, three passing pairs, and no further.
+def test_three_passing_pairs_end_the_search_for_smaller_sizes() -> None:
+    # First fail at (40, 44): from 40 it tries smaller sizes down to 28, three passing pairs.
     assert Run(amdahl(0.21), start=40).path == [40, 44, 36, 32, 28, 44, 40]
 
 
@@ -194,16 +194,16 @@ def test_perfect_scaling_ends_at_the_maximum() -> None:
     )
 
 
-def test_no_scaling_at_all_ends_at_the_minimum_from_off_the_grid_too() -> None:
+def test_without_any_scaling_it_ends_at_the_minimum_even_off_the_grid() -> None:
     assert Run(lambda k: 100.0, start=10).path == [10, 14, 6, 4, 6, 4]
 
 
-def test_too_few_pairs_are_no_three_passes_even_if_all_pass() -> None:
+def test_fewer_than_three_pairs_are_not_three_passes() -> None:
     assert Run(lambda k: 100.0 * k, start=56).path == [56, 60, 52, 48, 60]
 
 
 def test_a_size_above_the_maximum_is_left_for_the_maximum() -> None:
-    memory = steps(steps(Search(), 4, 100.0, 11), 8, 200.0, 11)  # an operator asked for 8
+    memory = steps(steps(Search(), 4, 100.0, 11), 8, 200.0, 11)  # an operator requested 8
     _, target, reason = ask(memory, workers=WorkerSettings(min=4, max=6))
     assert target == 6
     assert reason.endswith("6 is the maximum; settle at 6")
@@ -289,7 +289,7 @@ def test_from_the_minimum_it_ends_at_the_first_size_not_worth_leaving(
 def test_on_any_concave_curve_it_ends_where_less_is_worse_and_more_not_worth_it(
     bound: tuple[WorkerSettings, ScalingSettings, int], curve: Curve
 ) -> None:
-    # Efficiency need not fall along a concave curve, so from afar it may find a local best.
+    # Efficiency need not fall along a concave curve, so it may end at a local optimum.
     workers, scaling, start = bound
     run = Run(curve, start, scaling, workers)
     seen = sorted(set(run.path))
@@ -313,7 +313,7 @@ def test_no_measurement_and_no_loss_drives_it_out_of_bounds(
         memory, target, reason = ask(memory, scaling, workers)
         assert target is None or (reason and workers.min <= target <= workers.max)
         assert target != num_workers
-        num_workers = max(1, (target or num_workers) + wobble)  # also what nobody ordered
+        num_workers = max(1, (target or num_workers) + wobble)  # or an unordered change
 
 
 def test_the_first_step_after_a_transition_is_time_but_not_throughput() -> None:
@@ -333,7 +333,7 @@ def test_a_size_is_remembered_by_all_its_samples_and_seconds() -> None:
     assert known.price_per_s == pytest.approx((1 + 4 + 16) / 7)
 
 
-def test_how_steps_are_told_makes_no_difference() -> None:
+def test_single_and_summed_reports_are_equivalent() -> None:
     singly, summed = (
         Search(is_first_step=False, num_workers=4),
         Search(is_first_step=False, num_workers=4),
@@ -344,7 +344,7 @@ def test_how_steps_are_told_makes_no_difference() -> None:
     assert singly == summed
 
 
-def test_what_is_slowed_down_while_workers_start_up_says_nothing_of_the_size() -> None:
+def test_steps_slowed_by_starting_workers_do_not_count_for_the_size() -> None:
     memory = steps(Search(), 4, 100.0, 11)
     slowed = steps(memory, 4, 90.0, 50, waiting=True)
     assert (slowed.sizes, slowed.recent) == (memory.sizes, memory.recent)
@@ -372,7 +372,7 @@ def test_what_was_learned_survives_a_loss() -> None:
     assert reason == "16 -> 20 workers: efficiency 0.09 <= 0.10; settle at 16"
 
 
-def test_a_size_seen_in_passing_is_no_data_point() -> None:
+def test_a_briefly_measured_size_is_not_a_data_point() -> None:
     memory = steps(Search(), 4, 100.0, 11)
     memory = steps(memory, 5, 1.0, 4)  # the first of four joiners, measured for three steps
     memory = steps(memory, 8, 180.0, 11)
@@ -380,14 +380,14 @@ def test_a_size_seen_in_passing_is_no_data_point() -> None:
 
 
 def test_losses_do_not_pull_it_down_one_by_one() -> None:
-    """A size next to one that is better known is no data point: its noise would decide."""
+    """A size close to one with more data is not a data point: its noise would decide."""
     run = Run(amdahl(0.5), start=4)  # settled at 16
     memory = steps(run.memory, 15, amdahl(0.5)(16) * 1.02, 40)  # by chance better than 16
     _, target, reason = ask(memory)
     assert (target, reason[-12:]) == (16, "settle at 16")
 
 
-def test_a_bound_is_a_data_point_however_near() -> None:
+def test_a_bound_is_a_data_point_even_if_close_to_another() -> None:
     assert Run(lambda k: 100.0 * k, start=50).path == [50, 54, 58, 60]
 
 
@@ -398,7 +398,7 @@ def settled() -> Search:
     return memory
 
 
-def test_a_shift_for_good_opens_the_search_again() -> None:
+def test_a_permanent_shift_restarts_the_search() -> None:
     memory, rate = settled(), amdahl(0.5)(16)
     look_s = 10 * 64 / (rate * 0.7)
     looks = ceil(LASTING_S / look_s)
@@ -416,7 +416,7 @@ def test_a_shift_for_good_opens_the_search_again() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.85, 1.15])
-def test_a_small_shift_is_let_pass(factor: float) -> None:
+def test_a_small_shift_is_ignored(factor: float) -> None:
     memory, rate = settled(), amdahl(0.5)(16)
     for _ in range(50):
         memory, target, reason = ask(steps(memory, 16, rate * factor, 10))
@@ -424,7 +424,7 @@ def test_a_small_shift_is_let_pass(factor: float) -> None:
         assert reason.endswith("settle at 16")
 
 
-def test_a_slow_spell_that_ends_opens_nothing() -> None:
+def test_a_temporary_slowdown_does_not_restart_the_search() -> None:
     memory, rate = settled(), amdahl(0.5)(16)
     for _ in range(10):
         memory, _, _ = ask(steps(memory, 16, rate * 0.5, 10))
@@ -434,7 +434,7 @@ def test_a_slow_spell_that_ends_opens_nothing() -> None:
         assert len(memory.sizes) == 5
 
 
-def test_looking_changes_no_memory_in_place() -> None:
+def test_a_look_does_not_modify_its_state_in_place() -> None:
     memory = steps(Search(), 4, 100.0, 11)
     before = replace(memory)
     ask(memory)
@@ -461,7 +461,7 @@ SLOW = Kind(name="slow", samples_per_s=40.0, price_per_hour=1.0)
 FREE = Kind(name="free", samples_per_s=1.0, price_per_hour=0.0)
 
 
-def test_the_kind_that_brings_most_for_its_price_is_added() -> None:
+def test_the_kind_with_the_most_samples_per_price_is_added() -> None:
     assert kind_to_add([FAST, SLOW]) == (
         "slow",
         "slow trains 1.44e+05 samples per unit of price: the best of 2 kinds",
@@ -489,7 +489,7 @@ def test_the_worst_value_is_dropped_first_but_never_the_leader() -> None:
     assert workers_to_drop(mixed, kinds, 9)[0] == ("w2", "w3", "w1")
 
 
-def test_the_kinds_of_a_roster_are_means_over_those_measured() -> None:
+def test_the_kinds_of_a_roster_are_means_over_measured_workers() -> None:
     workers = [
         Worker(id="a", kind="x", price_per_hour=2.0),
         Worker(id="b", kind="x", price_per_hour=4.0),

@@ -26,7 +26,7 @@ def test_the_first_move_comes_after_a_window_from_the_slowest_to_the_fastest() -
     assert moves(run) == [(4, [0, 8, -8, 0]), (9, [0, 8, 0, -8])]
 
 
-def test_a_leader_without_memory_to_spare_is_passed_over() -> None:
+def test_the_fastest_worker_is_skipped_if_it_is_at_its_cap() -> None:
     curves = line([0] * 3, [1, 2, 4])
     run = drive(Shift(), curves, batch=96, num_steps=8, caps=[32, 96, 96])
     assert moves(run) == [(4, [0, 8, -8])]
@@ -34,17 +34,17 @@ def test_a_leader_without_memory_to_spare_is_passed_over() -> None:
 
 def test_an_overshoot_halves_the_move_and_doubles_the_window() -> None:
     run = drive(Shift(move=1.0), line([0, 0], [1, 1.5]), batch=64, num_steps=25)
-    # 32 from w1 to w0 is all it has; w0 is the straggler now, and gives back half as much.
+    # w1 gives all of its 32 samples; w0 is then the slowest and gives back half as many.
     assert moves(run)[:2] == [(4, [31, -31]), (9, [-16, 16])]
     assert moves(run)[2][0] == 19
 
 
-def test_a_sample_that_made_it_worse_goes_back_and_that_is_the_end() -> None:
+def test_a_sample_that_made_it_worse_goes_back_and_the_fleet_settles() -> None:
     run = drive(Shift(move=0.01), line([0, 0], [1, 3]), batch=41, num_steps=99, start=[31, 10])
     assert moves(run) == [(4, [-1, 1]), (9, [1, -1])]
 
 
-def test_a_window_in_which_nobody_was_measured_moves_nothing() -> None:
+def test_a_window_without_measurements_moves_nothing() -> None:
     policy, fleet = Shift(window=1), Fleet.of([Worker(id="a"), Worker(id="b")], batch=8)
     memory, (shares, _) = policy.seat(None, fleet, 8)
     silence = np.full(2, np.nan)
@@ -76,14 +76,14 @@ def test_a_fleet_of_four_is_balanced_to_a_few_samples_and_then_left_alone(
 
 @pytest.mark.parametrize("pairs", [1, 2])
 @pytest.mark.parametrize("noise", [0.0, 0.03])
-def test_the_emulated_cluster_comes_near_its_optimum_and_rests(pairs: int, noise: float) -> None:
+def test_the_emulated_cluster_settles_near_its_optimum(pairs: int, noise: float) -> None:
     curves = line([5, 5, 5, 20], [0.25, 0.5, 1, 1])
     run = drive(Shift(pairs=pairs), curves, batch=128, num_steps=600, noise=noise)
     assert run.seconds[-1] <= 0.0245
     assert all(step < 400 for step, _ in moves(run))
 
 
-def test_a_worker_that_changes_wakes_a_settled_fleet() -> None:
+def test_a_worker_that_changes_restarts_a_settled_fleet() -> None:
     run = drive(
         Shift(),
         line([0] * 4, [1] * 4),
@@ -103,7 +103,7 @@ def test_a_large_fleet_is_balanced_sooner_in_pairs() -> None:
     assert many.achieved[-1] > 0.85
 
 
-def test_a_worker_whose_reports_are_missing_is_neither_straggler_nor_leader() -> None:
+def test_a_worker_without_reports_neither_gives_nor_takes() -> None:
     fleet = Fleet.of([Worker(id=name) for name in "abc"], batch=96)
     policy = Shift()
     memory: Any
@@ -121,7 +121,7 @@ def test_a_worker_whose_reports_are_missing_is_neither_straggler_nor_leader() ->
     assert move[1] == "c takes 2.00x as long as a: 32 -> 24, 32 -> 40"
 
 
-def test_those_who_stay_keep_their_proportions() -> None:
+def test_workers_that_stay_keep_their_proportions() -> None:
     policy = Shift()
     first = Fleet.of([Worker(id=name) for name in "abc"], batch=120)
     memory, _ = policy.seat(None, first, 120)

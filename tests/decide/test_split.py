@@ -1,4 +1,4 @@
-"""The min-max solver against brute force, and the properties every plan rests on."""
+"""The min-max solver against brute force, and the properties that every plan relies on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ints(*values: int) -> IntArray:
 
 
 def table_curves(rows: list[list[float]]) -> AnyMonotone:
-    """Curves from any step times at all, made monotone: row i, share b."""
+    """Curves from arbitrary step times, made monotone: row i, share b."""
     table = np.maximum.accumulate(np.array(rows, dtype=np.float64), axis=1)
     last = table.shape[1] - 1
     index = np.arange(len(rows))
@@ -107,7 +107,7 @@ def test_split_is_never_later_than_equal_shares(
 
 @examples(150)
 @given(fleets(), st.randoms(use_true_random=False))
-def test_split_does_not_care_about_the_order_of_workers(
+def test_split_is_independent_of_the_order_of_workers(
     problem: tuple[FlatLinear, int, IntArray, IntArray], shuffler: object
 ) -> None:
     curves, batch, lower, upper = problem
@@ -122,7 +122,7 @@ def test_split_does_not_care_about_the_order_of_workers(
     )
     straight = split(curves, batch, lower, upper)[order]
     other = split(shuffled, batch, lower, upper[order])
-    # Only samples that finish at the very same moment may change hands.
+    # Only samples with equal finish times may move between workers.
     differ = straight != other
     finish = np.maximum(straight, other)
     assert len(np.unique(shuffled.seconds(finish)[differ])) <= 1
@@ -182,7 +182,7 @@ def test_ten_thousand_workers_split_exactly() -> None:
 
 @pytest.mark.parametrize("speeds", [[1.0, 1e7], [1.0, 1e9], [1e-6, 1.0, 1e6], [1.0, 1.0, 1e12]])
 @pytest.mark.parametrize("batch", [1000, 10**6, 10**9])
-def test_very_uneven_speeds_take_few_looks(speeds: list[float], batch: int) -> None:
+def test_very_uneven_speeds_take_few_iterations(speeds: list[float], batch: int) -> None:
     curves, looks = FlatLinear.at_speed(np.array(speeds)), 0
 
     class Counted:
@@ -217,17 +217,17 @@ def test_bounds_that_cannot_hold_the_batch_are_refused_with_the_numbers(
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_speed_that_cannot_be_is_refused(speed: float) -> None:
+def test_an_invalid_speed_is_refused(speed: float) -> None:
     with pytest.raises(InvalidInputError, match="samples_per_s: must be above 0 and finite"):
         in_proportion(np.array([1.0, speed]), 4, ints(0, 0), ints(4, 4))
 
 
-def test_a_curve_that_cannot_be_is_refused() -> None:
+def test_an_invalid_curve_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="curve 1: fixed_s"):
         FlatLinear(floor_s=np.zeros(2), fixed_s=np.array([0, np.nan]), per_sample_s=np.ones(2))
 
 
 @pytest.mark.parametrize(("lower", "upper"), [([3], [2]), ([-1], [2])])
-def test_bounds_that_are_no_range_are_refused(lower: list[int], upper: list[int]) -> None:
+def test_invalid_bounds_are_refused(lower: list[int], upper: list[int]) -> None:
     with pytest.raises(InvalidInputError, match="is no valid range"):
         in_proportion(np.ones(1), 2, ints(*lower), ints(*upper))

@@ -1,4 +1,4 @@
-"""Whom to replace: by reports alone, with shares that follow each worker's speed."""
+"""Straggler detection from reports alone, with shares that follow each worker's speed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.hypothesis_examples import examples
 ON = StragglerSettings(replace=True)
 
 Slowdown = Callable[[int], float]
-"""What a worker's time is multiplied by at a step."""
+"""Slowdown factor of a worker by step."""
 
 
 class Cluster:
-    """Workers on affine curves, one per kind, whose shares even out their times step by step.
+    """Workers on affine curves, one per kind, with shares that equalise their times step by step.
 
     The seconds of a share are slowdown * (offset + share): `offset` is the kind's fixed part.
     """
@@ -37,7 +37,7 @@ class Cluster:
         noise: float = 0.0,
         batch: int = 0,
         straggler: StragglerSettings = ON,
-        told_every: int = 1,
+        report_every: int = 1,
     ) -> None:
         self.roster = [Worker(id=f"w{i}", kind=k) for i, k in enumerate(kinds)]
         self.slowdowns = {f"w{i}": s for i, s in (slowdowns or {}).items()}
@@ -45,7 +45,7 @@ class Cluster:
         self.batch = batch or 1000 * len(kinds)
         self.shares: dict[WorkerId, int] = {}
         self.straggler, self.memory = straggler, Stragglers()
-        self.told_every = told_every  # so many steps; the others were quiet
+        self.report_every = report_every  # steps between reports; the others are quiet
         self.step, self.chance = 0, np.random.default_rng(5)
         self.named: list[tuple[int, WorkerId]] = []
         self.reasons: list[str] = []
@@ -66,7 +66,7 @@ class Cluster:
                 for w in self.roster
             ]
             self.memory, who, reason = judge(
-                *(self.memory, self.straggler, self.roster, reports), num_steps=self.told_every
+                *(self.memory, self.straggler, self.roster, reports), num_steps=self.report_every
             )
             if who is not None:
                 self.named.append((self.step, who))
@@ -83,9 +83,9 @@ class Cluster:
         self.roster = [*(w for w in self.roster if w.id != leaver), joiner]
 
 
-def test_a_worker_far_below_its_kind_is_named_after_its_share_has_followed() -> None:
+def test_a_worker_far_slower_than_its_kind_is_named_after_its_share_adapted() -> None:
     cluster = Cluster("aaaa", {2: lambda step: 2.0 if step >= 50 else 1.0}).run(200)
-    # The EWMA needs six steps to fall from 1 under 0.8, then twenty pass in a row.
+    # The EWMA takes six steps to fall from 1 below 0.8, then twenty consecutive steps pass.
     assert cluster.named == [(74, "w2")]
     (reason,) = cluster.reasons
     assert reason.startswith("replace w2: 0.5")
@@ -94,7 +94,7 @@ def test_a_worker_far_below_its_kind_is_named_after_its_share_has_followed() -> 
     )
 
 
-def test_nothing_is_judged_while_replacing_is_off() -> None:
+def test_no_worker_is_judged_while_replacement_is_off() -> None:
     off = StragglerSettings()
     cluster = Cluster("aaaa", {2: 4.0}, straggler=off).run(100)
     assert cluster.named == []
@@ -105,7 +105,7 @@ def test_the_leader_is_never_named() -> None:
     assert Cluster("aaaa", {0: 4.0}).run(200).named == []
 
 
-def test_a_slowdown_of_all_replaces_nobody() -> None:
+def test_a_slowdown_of_all_workers_replaces_none() -> None:
     slow: Slowdown = lambda step: 3.0 if step >= 50 else 1.0  # noqa: E731
     assert Cluster("aaaa", dict.fromkeys(range(4), slow)).run(300).named == []
     assert Cluster("abcd", dict.fromkeys(range(4), slow)).run(300).named == []
@@ -113,13 +113,13 @@ def test_a_slowdown_of_all_replaces_nobody() -> None:
 
 @pytest.mark.parametrize("kinds", ["aaaa", "abcd", "ab"])
 @pytest.mark.parametrize("balanced", [True, False])
-def test_a_single_pause_replaces_nobody(kinds: str, balanced: bool) -> None:
+def test_a_single_pause_replaces_no_worker(kinds: str, balanced: bool) -> None:
     for who in range(len(kinds)):
         pause = {who: lambda step: 100.0 if step == 60 else 1.0}
         assert Cluster(kinds, pause, {"a": 300.0}, balanced=balanced).run(300).named == []
 
 
-def test_a_slow_first_step_replaces_nobody() -> None:
+def test_a_slow_first_step_replaces_no_worker() -> None:
     for kinds in ("aaaa", "ab"):
         cold = {1: lambda step: 50.0 if step == 0 else 1.0}
         assert Cluster(kinds, cold, balanced=False).run(100).named == []
@@ -141,7 +141,7 @@ def test_the_slowest_of_several_is_named_first_and_one_at_a_time() -> None:
     balanced=st.booleans(),
 )
 @examples(50)
-def test_a_fixed_part_makes_no_straggler_of_a_worker_with_a_small_share(
+def test_a_small_share_with_a_fixed_cost_is_no_straggler(
     offset: float, factor: float, num_workers: int, balanced: bool
 ) -> None:
     cluster = Cluster("a" * num_workers, {1: factor}, {"a": offset}, balanced=balanced)
@@ -149,7 +149,7 @@ def test_a_fixed_part_makes_no_straggler_of_a_worker_with_a_small_share(
 
 
 def test_samples_per_second_would_have_named_it() -> None:
-    """The trap the measure avoids: 17 % slower, but only 54 % of the samples per second."""
+    """The error that the measure avoids: 17 % slower, but only 54 % of the samples per second."""
     cluster = Cluster("aaaa", {1: 1.2}, {"a": 2000.0}).run(150)
     assert cluster.shares["w1"] < 0.6 * cluster.shares["w2"]
     assert cluster.named == []
@@ -165,7 +165,7 @@ def test_samples_per_second_would_have_named_it() -> None:
 )
 @example(offset=0.0, factor=1.5, num_workers=3, balanced=True, onset=1)  # at its second step
 @examples(50)
-def test_a_worker_slower_by_two_fifths_is_named_at_any_fixed_part(
+def test_a_worker_slower_by_two_fifths_is_named_at_any_fixed_cost(
     offset: float, factor: float, num_workers: int, balanced: bool, onset: int
 ) -> None:
     slow = {1: lambda step: factor if step >= onset else 1.0}
@@ -181,8 +181,8 @@ def test_noise_of_ten_per_cent_changes_no_verdict(factor: float, expected: list[
         assert [who for _, who in cluster.named] == expected
 
 
-def test_shares_that_never_move_show_no_fixed_part_and_excuse_the_small_one() -> None:
-    """Shares given by hand: what cannot be told from the fixed part is not held against anyone."""
+def test_without_moving_shares_the_fixed_cost_is_unknown_and_excuses_a_small_share() -> None:
+    """Fixed shares: a slowness that a fixed cost could explain names no straggler."""
 
     def verdict(factor: float) -> list[tuple[int, WorkerId]]:
         cluster = Cluster("aaaa", {3: factor}, {"a": 500.0}, balanced=False)
@@ -194,7 +194,7 @@ def test_shares_that_never_move_show_no_fixed_part_and_excuse_the_small_one() ->
 
 
 def offsets_shown(shares: Sequence[int], factors: Sequence[float]) -> tuple[float, ...]:
-    """What a kind with a fixed part of 2000 samples shows as one worker's share moves."""
+    """Offset estimates of a kind with a fixed cost of 2000 samples as one worker's share moves."""
     cluster = Cluster("aa", {1: lambda step: factors[step]}, {"a": 2000.0}, balanced=False)
     for share in shares:
         cluster.shares = {"w0": 1000, "w1": share}
@@ -202,7 +202,7 @@ def offsets_shown(shares: Sequence[int], factors: Sequence[float]) -> tuple[floa
     return cluster.memory.offsets.get("a", ())
 
 
-def test_a_share_that_moves_shows_the_fixed_part_once() -> None:
+def test_a_moved_share_gives_one_estimate_of_the_fixed_cost() -> None:
     shown = offsets_shown([1000, 1000, 700, 700, 700], [1, 1, 1, 1, 1])
     assert shown == pytest.approx([2000])
     assert offsets_shown([1000, 1000, 900, 900], [1, 1, 1, 1]) == ()
@@ -211,22 +211,22 @@ def test_a_share_that_moves_shows_the_fixed_part_once() -> None:
 def test_the_first_step_at_a_new_share_does_not_count() -> None:
     shown = offsets_shown([1000, 1000, 700, 700, 700], [1, 1, 1.1, 1, 1])
     assert shown == pytest.approx([2000])
-    assert offsets_shown([1000, 1300, 900, 1200], [1, 1, 1, 1]) == ()  # never at rest
+    assert offsets_shown([1000, 1300, 900, 1200], [1, 1, 1, 1]) == ()  # none held twice
 
 
-def test_a_change_of_the_worker_itself_is_not_taken_for_its_curve() -> None:
-    # It slows down, is answered with a smaller share, and shows its curve from the slow side.
+def test_a_change_of_the_worker_gives_no_offset() -> None:
+    # It slows down and gets a smaller share: the estimate uses the slow steps.
     assert offsets_shown([1000, 1000, 1000, 700, 700], [1, 1, 3, 3, 3]) == pytest.approx([2000])
-    # It pauses once, is answered likewise, and shows nothing: no curve falls so steeply.
+    # It pauses once and gets a smaller share: no estimate, since no curve is that steep.
     assert offsets_shown([1000, 1000, 1000, 700, 700], [1, 1, 3, 1, 1]) == ()
 
 
-def test_a_noisy_step_before_a_move_is_held_against_those_before_it() -> None:
+def test_a_noisy_step_before_a_move_is_replaced_by_the_median() -> None:
     shown = offsets_shown([1000] * 4 + [750] * 2, [1, 1, 1, 1.2, 1, 1])
     assert shown == pytest.approx([2000])
 
 
-def test_one_of_a_kind_is_compared_with_its_own_past() -> None:
+def test_the_only_worker_of_a_kind_is_compared_with_its_own_past() -> None:
     slow = {1: lambda step: 2.0 if step >= 100 else 1.0}
     for kinds in ("ab", "abc", "aab"):
         who = kinds.index("b")
@@ -234,7 +234,7 @@ def test_one_of_a_kind_is_compared_with_its_own_past() -> None:
         assert [name for _, name in cluster.named] == [f"w{who}"]
 
 
-def test_one_of_a_kind_that_was_always_slow_is_what_its_kind_is() -> None:
+def test_the_only_worker_of_a_kind_that_was_always_slow_is_no_straggler() -> None:
     assert Cluster("ab", {1: 10.0}).run(200).named == []
 
 
@@ -242,15 +242,15 @@ def test_a_worker_alone_is_never_named() -> None:
     assert Cluster("a", {0: lambda step: 1.0 + step}).run(100).named == []
 
 
-def test_a_worker_whose_share_fell_to_zero_is_still_what_it_was() -> None:
+def test_a_worker_whose_share_fell_to_zero_keeps_its_last_ratio() -> None:
     cluster = Cluster("aaaa", {1: lambda step: 20.0 if step >= 50 else 1.0}, balanced=False)
-    cluster.run(52)  # two slow steps, then a policy gives it nothing
+    cluster.run(52)  # two slow steps, then a share of zero
     cluster.shares = {"w0": 1333, "w1": 0, "w2": 1333, "w3": 1334}
     cluster.slowdowns["w1"] = 1.0
     assert [who for _, who in cluster.run(60).named] == ["w1"]
 
 
-def test_a_substitute_that_is_as_slow_ends_the_attempt_for_a_while() -> None:
+def test_a_substitute_that_is_as_slow_starts_a_cooldown() -> None:
     cluster = Cluster("aaaa", {2: 2.0, 9: 2.0}).run(30)
     assert [who for _, who in cluster.named] == ["w2"]
     cluster.swap("w2", Worker(id="w9", kind="a"))
@@ -262,7 +262,7 @@ def test_a_substitute_that_is_as_slow_ends_the_attempt_for_a_while() -> None:
     assert [who for _, who in cluster.named] == ["w2", "w9"]
 
 
-def test_a_good_substitute_frees_the_way_for_the_next() -> None:
+def test_after_a_good_substitute_the_next_straggler_is_named() -> None:
     cluster = Cluster("a" * 6, {2: 3.0, 4: 2.0}).run(30)
     cluster.swap("w2", Worker(id="w9", kind="a"))
     cluster.run(19)
@@ -271,9 +271,9 @@ def test_a_good_substitute_frees_the_way_for_the_next() -> None:
     assert [who for _, who in cluster.named] == ["w2", "w4"]
 
 
-def test_the_substitute_is_looked_for_among_joiners_of_the_kind() -> None:
+def test_the_substitute_is_a_joiner_of_the_same_kind() -> None:
     cluster = Cluster("aaaab", {2: 2.0, 9: 2.0}).run(30)
-    cluster.roster.append(Worker(id="w8", kind="b"))  # joined meanwhile for another reason
+    cluster.roster.append(Worker(id="w8", kind="b"))  # an unrelated joiner
     cluster.swap("w2", Worker(id="w9", kind="a"))
     cluster.run(1)
     assert cluster.memory.substitute == "w9"
@@ -293,7 +293,7 @@ def test_a_substitute_that_is_lost_ends_the_attempt() -> None:
     assert [who for _, who in cluster.run(1).named] == ["w2", "w4"]
 
 
-def test_giving_up_lets_the_cooldown_pass() -> None:
+def test_giving_up_starts_a_cooldown() -> None:
     cluster = Cluster("aaaa", {2: 2.0}).run(30)
     cluster.memory = give_up(cluster.memory, ON)
     start = cluster.step
@@ -302,27 +302,27 @@ def test_giving_up_lets_the_cooldown_pass() -> None:
 
 
 def test_quiet_steps_count_as_steps() -> None:
-    cluster = Cluster("aaaa", {2: 2.0}, balanced=False, told_every=10).run(10)
+    cluster = Cluster("aaaa", {2: 2.0}, balanced=False, report_every=10).run(10)
     assert cluster.named == [(3, "w2")]  # under the threshold for 1, 11 and 21 steps
     cluster.memory = give_up(cluster.memory, ON)
     cluster.run(30)
     assert cluster.named[1:] == [(10 + ON.cooldown_steps // 10, "w2")]
 
 
-def test_quiet_steps_do_not_make_a_lasting_slowness_of_a_single_step() -> None:
+def test_quiet_steps_before_a_slow_step_do_not_count_as_slow() -> None:
     at_once = msgspec.structs.replace(ON, alpha=1.0)
     pause = {2: lambda step: 5.0 if step == 30 else 1.0}
-    cluster = Cluster("aaaa", pause, balanced=False, straggler=at_once, told_every=100)
+    cluster = Cluster("aaaa", pause, balanced=False, straggler=at_once, report_every=100)
     assert cluster.run(60).named == []
 
 
-def test_what_was_known_of_the_departed_is_dropped() -> None:
+def test_the_traces_of_workers_that_left_are_dropped() -> None:
     cluster = Cluster("aaaa").run(10)
     cluster.roster.pop()
     assert list(cluster.run(1).memory.traces) == ["w0", "w1", "w2"]
 
 
-def test_reports_of_strangers_are_ignored() -> None:
+def test_reports_of_unknown_workers_are_ignored() -> None:
     cluster = Cluster("aa").run(3)
     stranger = StepReport("w7", 10, 1.0)
     memory, who, _ = judge(cluster.memory, ON, cluster.roster, [stranger])
@@ -330,14 +330,14 @@ def test_reports_of_strangers_are_ignored() -> None:
     assert list(memory.traces) == ["w0", "w1"]
 
 
-def test_judging_changes_no_memory_in_place() -> None:
+def test_judging_does_not_modify_its_state_in_place() -> None:
     cluster = Cluster("aaaa", {2: 2.0}).run(10)
     memory, traces = cluster.memory, dict(cluster.memory.traces)
     cluster.run(10)
     assert memory.traces == traces
 
 
-def test_a_threshold_and_an_alpha_of_the_users_are_heeded() -> None:
+def test_a_custom_threshold_and_alpha_are_used() -> None:
     strict = msgspec.structs.replace(ON, threshold=0.95, alpha=1.0, warmup_steps=3)
     cluster = Cluster("aaaa", {1: 1.1}, balanced=False, straggler=strict)
     assert cluster.run(10).named == [(3, "w1")]

@@ -1,4 +1,4 @@
-"""Utility against cost: the shapes, the condition, and what is refused."""
+"""Utility against cost: the shapes, the condition, and invalid settings."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_smaller_cluster_can_be_kept_for_its_price_alone() -> None:
     assert Utility(linear="1000000,10800").worth(cheap, dear, job(0.0, 10_000))[0]
 
 
-def test_a_deadline_met_at_both_sizes_moves_nothing_one_met_at_the_larger_does() -> None:
+def test_a_deadline_counts_only_if_the_larger_size_alone_meets_it() -> None:
     plug = Utility(step="1000:3600")
     small, large = size(4, 10.0, 0.001), size(8, 19.0, 0.002)
     # Both under an hour: no utility to gain. Then 5000 s against 2632 s, with the hour between.
@@ -102,8 +102,8 @@ def test_a_job_without_length_says_so() -> None:
     st.tuples(st.floats(1.0, 1e4), st.floats(1.0, 1e4)),
     st.tuples(st.floats(0.0, 1e2), st.floats(0.0, 1e2)),
 )
-@example(1.0, 1.0, (1.0, 1.0000000000000002), (0.0, 0.0))  # alike but for rounding
-def test_with_a_linear_utility_the_answer_does_not_depend_on_how_far_the_job_is(
+@example(1.0, 1.0, (1.0, 1.0000000000000002), (0.0, 0.0))  # equal except for rounding
+def test_with_a_linear_utility_the_answer_is_independent_of_progress(
     y0: float, x0: float, speeds: tuple[float, float], prices: tuple[float, float]
 ) -> None:
     small, large = size(4, speeds[0], prices[0]), size(8, speeds[1], prices[1])
@@ -163,13 +163,13 @@ def test_no_accepted_utility_rises_with_time(
         ({"step": "20:10,-5:20"}, "step: must not rise: -5, then 0"),
     ],
 )
-def test_a_utility_that_cannot_be_meant_is_refused(options: dict[str, str], problem: str) -> None:
+def test_an_invalid_utility_is_refused(options: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         build(Utility, options)
 
 
-def test_the_search_hands_the_utility_what_the_job_was_expected_to_take() -> None:
-    """T_initial is taken once, at the first look, and kept."""
+def test_the_search_passes_the_initial_duration_to_the_utility() -> None:
+    """T_initial is measured once, at the first look."""
     jobs: list[Job] = []
 
     class Spy:

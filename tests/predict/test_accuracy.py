@@ -1,4 +1,4 @@
-"""Forecasters against series whose truth is known."""
+"""Forecasters on synthetic series with a known truth."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ WORKERS = 32
 def rmse(forecaster: Forecaster, series: Series) -> float:
     """Root mean squared error from the second step on, each worker's mean speed being one."""
     forecaster.seat([f"w{i}" for i in range(series[0].shape[1])])
-    speed, said = series[0], forecasts(forecaster, series)
-    return float(np.sqrt(np.mean(((said[1:] - speed[1:]) / speed.mean(axis=0)) ** 2)))
+    speed, predicted = series[0], forecasts(forecaster, series)
+    return float(np.sqrt(np.mean(((predicted[1:] - speed[1:]) / speed.mean(axis=0)) ** 2)))
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.04])
@@ -38,16 +38,16 @@ def test_narx_needs_to_see_a_change_once() -> None:
     outlook = np.stack([free, np.full_like(free, 0.6)], axis=-1)
     narx = Narx()
     narx.seat(["a"])
-    said = forecasts(narx, (800 * free, outlook))[:, 0]
-    assert said[20] == pytest.approx(800)  # nobody could know
-    assert said[40] == pytest.approx(800, rel=0.1)
-    assert said[60] == pytest.approx(400, rel=0.05)
+    predicted = forecasts(narx, (800 * free, outlook))[:, 0]
+    assert predicted[20] == pytest.approx(800)  # unpredictable
+    assert predicted[40] == pytest.approx(800, rel=0.1)
+    assert predicted[60] == pytest.approx(400, rel=0.05)
 
 
 def test_a_net_learns_a_relation_that_is_not_linear() -> None:
     _, outlook = interference(steps=800, workers=WORKERS, seed=2)
     speed, _ = constant(steps=800, workers=WORKERS, seed=2, noise=0.03)
-    speed *= np.minimum(1, outlook[..., 0] / 0.6)  # the last 40 % of CPU buy nothing
+    speed *= np.minimum(1, outlook[..., 0] / 0.6)  # no effect above 60 % free CPU
     one_unit, eight = Narx(width=1), Narx(width=8)
     assert rmse(eight, (speed, outlook)) < 0.95 * rmse(one_unit, (speed, outlook))
 
@@ -62,7 +62,7 @@ def test_noise_around_a_constant_is_smoothed(
     assert rmse(Gated(inner=forecaster()), series) < 0.9 * rmse(Last(), series)
 
 
-def test_an_outlook_that_means_nothing_does_not_mislead() -> None:
+def test_an_uninformative_outlook_does_not_mislead() -> None:
     speed, _ = constant(steps=300, workers=WORKERS, seed=4, noise=0.03)
     _, outlook = interference(steps=300, workers=WORKERS, seed=5)
     assert rmse(Narx(), (speed, outlook)) < rmse(Last(), (speed, outlook))
@@ -76,31 +76,31 @@ def test_a_constant_speed_is_forecast_exactly(
 
 
 @pytest.mark.parametrize("forecaster", [Arima, Narx, Rnn, Lstm])
-def test_a_jump_that_nothing_announced_is_followed_at_once(
+def test_an_unannounced_jump_is_followed_at_once(
     forecaster: type[Arima | Narx | Rnn | Lstm],
 ) -> None:
     speed, outlook = constant(steps=200, workers=WORKERS, seed=7, noise=0.03)
     speed[120:] /= 3
     follower = forecaster()
     follower.seat([f"w{i}" for i in range(WORKERS)])
-    said = forecasts(follower, (speed, outlook))
-    assert np.abs(said[121:124] / speed[121:124] - 1).mean() < 0.08
+    predicted = forecasts(follower, (speed, outlook))
+    assert np.abs(predicted[121:124] / speed[121:124] - 1).mean() < 0.08
 
 
-def test_a_long_calm_does_not_make_deaf_to_noise() -> None:
+def test_noise_after_a_long_calm_is_smoothed() -> None:
     speed, outlook = constant(steps=1200, workers=4, seed=9)
     noisy, _ = constant(steps=200, workers=4, seed=9, noise=0.03)
     speed[1000:] = noisy
 
     def late_error(forecaster: Narx | Last) -> float:
         forecaster.seat(["a", "b", "c", "d"])
-        said = forecasts(forecaster, (speed, outlook))[1100:]
-        return float(np.abs(said / speed[1100:] - 1).mean())
+        predicted = forecasts(forecaster, (speed, outlook))[1100:]
+        return float(np.abs(predicted / speed[1100:] - 1).mean())
 
     assert late_error(Narx()) < 0.9 * late_error(Last())
 
 
-def test_arima_finds_the_coefficients_that_made_the_series() -> None:
+def test_arima_recovers_the_coefficients_of_a_series() -> None:
     rng = np.random.default_rng(10)
     noise = 0.01 * rng.standard_normal((3000, 1))
     grows, smooths = np.zeros((3000, 1)), np.zeros((3000, 1))
@@ -116,10 +116,10 @@ def test_arima_finds_the_coefficients_that_made_the_series() -> None:
         assert arima.state_dict()["weights"][0, 0] == pytest.approx(coefficient, abs=0.07)
 
 
-def test_a_worker_ten_thousand_times_as_fast_is_forecast_as_well() -> None:
+def test_forecasts_are_scale_invariant() -> None:
     speed, outlook = interference(steps=100, workers=1, seed=8)
     slow, fast = Narx(), Narx()
     slow.seat(["a"])
     fast.seat(["a"])
-    said = forecasts(slow, (speed, outlook)) * 1e4
-    np.testing.assert_allclose(forecasts(fast, (speed * 1e4, outlook)), said, rtol=1e-9)
+    predicted = forecasts(slow, (speed, outlook)) * 1e4
+    np.testing.assert_allclose(forecasts(fast, (speed * 1e4, outlook)), predicted, rtol=1e-9)

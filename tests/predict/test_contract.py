@@ -1,4 +1,4 @@
-"""Every built-in, bare or behind the gate, keeps the contract that third parties are held to."""
+"""Every built-in forecaster, plain or gated, passes the contract for third parties."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from evenstep.predict import kalman
 from evenstep.predict.kalman import Block, correct, covariance
 
 
-def test_the_filter_ends_where_least_squares_on_all_of_the_data_does(
+def test_the_filter_equals_least_squares_on_all_of_the_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kalman, "FORGETTING", 0.0)
@@ -25,7 +25,7 @@ def test_the_filter_ends_where_least_squares_on_all_of_the_data_does(
     np.testing.assert_allclose(block.weights[:, 0], exact, rtol=1e-9)
 
 
-def test_an_outlier_teaches_no_more_than_three_standard_deviations_do() -> None:
+def test_an_outlier_counts_as_three_standard_deviations() -> None:
     def after(error: float) -> float:
         prior = np.array([1.0])
         block = Block(np.zeros((1, 1)), covariance(prior, (1,)), prior)

@@ -41,7 +41,7 @@ def test_options_reach_the_forecaster() -> None:
         ("arima", {"p": 0, "q": 0}, "forecaster.p: p and q must be 0 or more, not both 0: 0, 0"),
     ],
 )
-def test_a_wrong_option_is_named_with_the_way_out(
+def test_a_wrong_option_is_named_with_a_suggestion(
     name: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -92,7 +92,7 @@ def test_columns_that_do_not_fit_the_roster_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_state_of_other_settings_is_refused_and_changes_nothing(gated: bool) -> None:
+def test_a_state_with_other_settings_is_refused_and_changes_nothing(gated: bool) -> None:
     small: Lstm | Gated = Gated(inner=Lstm(width=2)) if gated else Lstm(width=2)
     large: Lstm | Gated = Gated(inner=Lstm(width=3)) if gated else Lstm(width=3)
     small.seat(["a"])
@@ -105,7 +105,7 @@ def test_a_state_of_other_settings_is_refused_and_changes_nothing(gated: bool) -
 @pytest.mark.parametrize("name", FORECASTERS)
 def test_an_empty_roster_is_a_roster(name: str) -> None:
     forecaster, restored = make_forecaster(name), make_forecaster(name)
-    restored.load_state_dict(forecaster.state_dict())  # before anyone was seated
+    restored.load_state_dict(forecaster.state_dict())  # before the first roster
     for one in (forecaster, restored):
         one.seat([])
         one.learn(np.ones(0), np.ones((0, 2)))

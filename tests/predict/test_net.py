@@ -48,8 +48,8 @@ def test_a_late_effect_is_seen_by_delays_and_by_recurrent_layers() -> None:
 
     def error(net: Net) -> float:
         net.seat([f"w{i}" for i in range(16)])
-        said = forecasts(net, late)[200:]
-        return float(np.sqrt(np.mean(np.log(said / late[0][200:]) ** 2)))
+        predicted = forecasts(net, late)[200:]
+        return float(np.sqrt(np.mean(np.log(predicted / late[0][200:]) ** 2)))
 
     blind = error(Narx(delays=1))
     assert error(Narx(delays=2)) < 0.6 * blind
@@ -67,16 +67,16 @@ def test_an_outlook_that_never_changed_teaches_nothing_about_it() -> None:
 
 
 @pytest.mark.parametrize("make", [Narx, Rnn, Lstm])
-def test_an_outlook_told_for_the_first_time_is_no_change(make: type[Narx | Rnn | Lstm]) -> None:
-    told, late = make(), make()
+def test_the_first_reported_outlook_is_not_a_change(make: type[Narx | Rnn | Lstm]) -> None:
+    reported, late = make(), make()
     free = [0.4] * 20 + [0.8] * 5 + [0.4] * 5
-    for net, unknown in ((told, 0), (late, 5)):
+    for net, unknown in ((reported, 0), (late, 5)):
         net.seat(["a"])
         for k, cpu in enumerate(free):
             outlook = np.array([[cpu if k >= unknown else np.nan, np.nan]])
             net.learn(np.array([1000 * cpu]), outlook)
     coming = np.array([[0.8, np.nan]])
-    np.testing.assert_allclose(late.forecast(coming), told.forecast(coming), rtol=0.02)
+    np.testing.assert_allclose(late.forecast(coming), reported.forecast(coming), rtol=0.02)
     assert late.forecast(coming)[0] == pytest.approx(800, rel=0.1)
 
 
@@ -93,21 +93,21 @@ def test_workers_start_from_weights_of_their_own_and_a_seed_changes_them() -> No
     assert (a != first_weights(1)[0]).any()
 
 
-def test_what_free_cpu_means_can_change() -> None:
+def test_a_changed_effect_of_free_cpu_is_relearned() -> None:
     speed, outlook = interference(steps=400, workers=16, seed=3)
     speed[:150] = speed[0]  # at first the others take CPU that this job does not need
 
     def error(steps: slice) -> float:
         narx = Narx()
         narx.seat([f"w{i}" for i in range(16)])
-        said = forecasts(narx, (speed, outlook))[steps]
-        return float(np.sqrt(np.mean(np.log(said / speed[steps]) ** 2)))
+        predicted = forecasts(narx, (speed, outlook))[steps]
+        return float(np.sqrt(np.mean(np.log(predicted / speed[steps]) ** 2)))
 
     assert error(slice(250, None)) < 0.08
 
 
 @pytest.mark.parametrize("make", [Narx, Rnn, Lstm])
-def test_an_untrained_net_says_the_last_speed(make: type[Narx | Rnn | Lstm]) -> None:
+def test_an_untrained_net_forecasts_the_last_speed(make: type[Narx | Rnn | Lstm]) -> None:
     net = make()
     net.seat(["a"])
     net.learn(np.array([123.0]), np.array([[0.9, 0.2]]))

@@ -1,4 +1,4 @@
-"""No series, however rough, makes a forecaster say something that is not a speed."""
+"""Forecasts are valid speeds on any series, however rough."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ step = st.tuples(factor, share, share)
 @pytest.mark.parametrize("name", FORECASTERS)
 @examples(40)
 @given(base=level, steps=st.lists(step, min_size=1, max_size=60), repeat=st.integers(1, 4))
-def test_a_worker_measured_once_always_has_a_speed_within_reason(
+def test_forecasts_stay_within_twice_the_measured_range(
     name: str, gated: bool, base: float, steps: list[tuple[float, float, float]], repeat: int
 ) -> None:
     bare = FORECASTERS[name]()
@@ -31,8 +31,8 @@ def test_a_worker_measured_once_always_has_a_speed_within_reason(
     low = high = base
     for times, cpu, memory in steps * repeat:
         outlook = np.array([[cpu, memory]])
-        said = forecaster.forecast(outlook)[0]
-        assert low / 2.001 <= said <= high * 2.001
+        predicted = forecaster.forecast(outlook)[0]
+        assert low / 2.001 <= predicted <= high * 2.001
         forecaster.learn(np.array([base * times]), outlook)
         low, high = np.fmin(low, base * times), np.fmax(high, base * times)
 
@@ -56,7 +56,7 @@ def test_thousands_of_steps_with_spikes_leave_the_state_sound(name: str) -> None
 
 @pytest.mark.parametrize("worthless", [0.0, -1.0, np.inf, -np.inf])
 @pytest.mark.parametrize("name", FORECASTERS)
-def test_a_speed_that_cannot_be_is_taken_as_not_measured(name: str, worthless: float) -> None:
+def test_an_invalid_speed_counts_as_not_measured(name: str, worthless: float) -> None:
     forecaster = FORECASTERS[name]()
     forecaster.seat(["a"])
     forecaster.learn(np.array([5.0]), np.ones((1, 2)))

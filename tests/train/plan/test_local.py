@@ -19,7 +19,7 @@ from evenstep.train.plan.local import LocalPlanner
 from evenstep.train.report import Report
 from evenstep.train.step import Batch, Step
 from evenstep.types import StepDone, Worker
-from tests.decide.heedless import Heedless
+from tests.decide.uncapped import Uncapped
 
 
 def report(compute_s: float) -> Report:
@@ -65,8 +65,8 @@ def test_it_hears_of_every_calm_step_by_their_means(tmp_path: Path) -> None:
 def test_a_policy_that_ignores_caps_is_told_and_the_last_plan_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(POLICIES, "heedless", Heedless)
-    policy = {"name": "heedless", "at_first": False}
+    monkeypatch.setitem(POLICIES, "uncapped", Uncapped)
+    policy = {"name": "uncapped", "at_first": False}
     engine = Engine(build(Settings, {"policy": policy, "batch": {"size": 64}}))
     planner = LocalPlanner(engine, [Worker(id="a"), Worker(id="b", cap=8)], lambda: 0.0)
     first = planner.next(0)
@@ -75,7 +75,7 @@ def test_a_policy_that_ignores_caps_is_told_and_the_last_plan_stays(
     planner.report(done(0, report(0.02), report(0.02)))
     planner.close()
     assert isinstance(planner.failure, PlanError)
-    assert "policy heedless gave worker b 32 samples, more than its cap of 8" in str(
+    assert "policy uncapped gave worker b 32 samples, more than its cap of 8" in str(
         planner.failure
     )
     assert planner.next(1) is None

@@ -1,4 +1,4 @@
-"""`uniform`, `static` and `fixed`: shares that no measurement changes."""
+"""`uniform`, `static` and `fixed`: shares that do not depend on measurements."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_static_splits_by_flops_where_all_are_known() -> None:
 
 
 @pytest.mark.parametrize("policy", [Uniform(), Static(), Fixed(shares=(20, 12))])
-def test_other_shares_are_set_right_and_right_ones_kept(policy: BatchPolicy) -> None:
+def test_wrong_shares_are_corrected_and_right_ones_kept(policy: BatchPolicy) -> None:
     fleet = fleet_of(Worker(id="a", cores=2), Worker(id="b"), batch=32)
     memory, (shares, _) = policy.seat(None, fleet, 32)
     assert policy.next(memory, fleet, 32, shares, silence(2))[1] is None
@@ -73,7 +73,7 @@ def test_other_shares_are_set_right_and_right_ones_kept(policy: BatchPolicy) -> 
     "given",
     ["2,2,2,15", [2, 2, 2, 15], {"w0": 2, "w1": 2, "w2": 2, "w3": 15}, {"small": 2, "w3": 15}],
 )
-def test_fixed_keeps_what_it_is_given(given: object) -> None:
+def test_fixed_keeps_the_given_shares(given: object) -> None:
     workers = [Worker(id=f"w{i}", kind="small" if i < 3 else "big") for i in range(4)]
     policy = build(Fixed, {"shares": given})
     _, (shares, reason) = policy.seat(None, fleet_of(*workers, batch=21), 21)
@@ -90,7 +90,7 @@ def test_fixed_keeps_what_it_is_given(given: object) -> None:
         ({"w0": 8, "w1": 24}, "no share for w2 or its kind, cpu"),
     ],
 )
-def test_fixed_says_at_once_what_does_not_fit(
+def test_fixed_refuses_shares_that_do_not_fit(
     shares: tuple[int, ...] | dict[str, int], problem: str
 ) -> None:
     fleet = fleet_of(Worker(id="w0"), Worker(id="w1"), Worker(id="w2", cap=16), batch=32)
@@ -98,7 +98,7 @@ def test_fixed_says_at_once_what_does_not_fit(
         Fixed(shares=shares).seat(None, fleet, 32)
 
 
-def test_fixed_shares_serve_as_proportions_after_a_change_and_come_back_with_the_fleet() -> None:
+def test_fixed_shares_become_proportions_while_the_fleet_differs() -> None:
     a, b, c = (Worker(id=name, kind=name) for name in "abc")
     policy = Fixed(shares=(4, 4, 24))
     memory, _ = policy.seat(None, fleet_of(a, b, c, batch=32), 32)
@@ -110,7 +110,7 @@ def test_fixed_shares_serve_as_proportions_after_a_change_and_come_back_with_the
     assert reason == "as given"
 
 
-def test_a_worker_that_fixed_shares_did_not_foresee_counts_as_its_kind() -> None:
+def test_a_worker_without_a_fixed_share_counts_as_its_kind() -> None:
     policy = Fixed(shares=(10, 30))
     slow, fast = Worker(id="a", kind="slow"), Worker(id="b", kind="fast")
     memory, _ = policy.seat(None, fleet_of(slow, fast, batch=40), 40)
@@ -119,7 +119,7 @@ def test_a_worker_that_fixed_shares_did_not_foresee_counts_as_its_kind() -> None
     assert shares.tolist() == [10, 30, 30, 20]
 
 
-def test_a_share_of_nothing_stays_nothing_where_others_can_take_it() -> None:
+def test_a_share_of_zero_stays_zero_if_others_have_capacity() -> None:
     policy = Fixed(shares=(0, 16, 16))
     workers = [Worker(id=name) for name in "abc"]
     memory, _ = policy.seat(None, fleet_of(*workers, batch=32), 32)

@@ -1,4 +1,4 @@
-"""A policy as a user may write it: it gives everyone the same, whatever the caps."""
+"""A user's faulty policy: equal shares that ignore caps."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from evenstep.ports import Memory, Move
 from evenstep.types import Fleet, IntArray, Outcome
 
 
-class Heedless(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Caps are ignored from the start, or once there is an outcome."""
+class Uncapped(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ignores caps from the start, or after the first outcome."""
 
     at_first: bool = True
 
     def seat(self, memory: Memory | None, fleet: Fleet, batch: int) -> tuple[Memory, Move]:
         if self.at_first:
-            return None, (_alike(fleet, batch), "alike")
+            return None, (_equal(fleet, batch), "equal shares")
         return None, (np.array([batch - int(fleet.upper[1]), fleet.upper[1]]), "as caps allow")
 
     def next(
         self, memory: Memory, fleet: Fleet, batch: int, shares: IntArray, outcome: Outcome
     ) -> tuple[Memory, Move | None]:
-        return None, (_alike(fleet, batch), "alike")
+        return None, (_equal(fleet, batch), "equal shares")
 
 
-def _alike(fleet: Fleet, batch: int) -> IntArray:
+def _equal(fleet: Fleet, batch: int) -> IntArray:
     return np.full(len(fleet), batch // len(fleet))
