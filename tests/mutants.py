@@ -108,7 +108,7 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "roster/catch_up.py",
-        "            replica.load_plain_state(state.plain)\n",
+        "            job.load_plain_state(state.plain)\n",
         "",
         f"{CHANGES} -k joins",
     ),

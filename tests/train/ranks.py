@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from evenstep.launch.environment import StaticRank
 from evenstep.train.comm.group import Group
+from evenstep.train.job import Options
 from evenstep.train.join import fixed_session
-from evenstep.train.replica import Options
 from evenstep.train.roster.fixed import FixedRoster
 from evenstep.train.session import Session
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from evenstep.train.job import Job
 from evenstep.train.recover import checkpoint
 from evenstep.train.recover.random_state import card_random, set_card_random
 from evenstep.train.recover.undo import Undo
-from evenstep.train.replica import Replica
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 
@@ -85,18 +85,18 @@ def _own_chance() -> Any:
 @pytest.mark.usefixtures("_own_chance")
 def test_a_joiner_draws_what_the_others_draw(cards: Cards) -> None:
     cards.states[1][:] = 42
-    plain = Replica.plain_state(worker(CUDA))
+    plain = Job.plain_state(worker(CUDA))
     cards.draw()
-    Replica.load_plain_state(worker(CUDA), plain)
+    Job.load_plain_state(worker(CUDA), plain)
     assert cards.firsts == [1, 42]
 
 
 @pytest.mark.usefixtures("_own_chance")
 def test_a_checkpoint_from_before_leaves_the_card_as_it_is(cards: Cards) -> None:
-    plain = Replica.plain_state(worker(CUDA))
+    plain = Job.plain_state(worker(CUDA))
     del plain["card_random"]
     cards.draw()
-    Replica.load_plain_state(worker(CUDA), plain)
+    Job.load_plain_state(worker(CUDA), plain)
     assert cards.firsts == [1, 2]
 
 

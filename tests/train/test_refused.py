@@ -23,7 +23,7 @@ from evenstep.train.comm.model_check import ModelsDifferError
 from evenstep.train.comm.shared_store import RankFailedError
 from evenstep.train.data.batch_size import NothingFitsError, largest_share
 from evenstep.train.data.loader import Loader
-from evenstep.train.replica import Options
+from evenstep.train.job import Options
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks
 
@@ -101,7 +101,7 @@ def test_joining_with_what_cannot_be_is_refused(told: dict[str, Any], says: str)
 
 def test_a_batch_that_cannot_give_everyone_a_sample_is_refused_with_the_numbers() -> None:
     def body(session: Session) -> None:
-        session._replica.options = Options(min_share=3)
+        session._job.options = Options(min_share=3)
         session.loader(DATA, batch=8)
 
     with pytest.raises(EvenstepError, match="a batch of 8 cannot give 3 workers their minimum, 9"):
@@ -110,7 +110,7 @@ def test_a_batch_that_cannot_give_everyone_a_sample_is_refused_with_the_numbers(
 
 def test_caps_that_cannot_hold_the_batch_are_refused_with_the_numbers() -> None:
     def body(session: Session) -> None:
-        session._replica.options = Options(cap=3)
+        session._job.options = Options(cap=3)
         session.loader(DATA, batch=8)
 
     with pytest.raises(EvenstepError, match="a batch of 8 does not fit 2 workers that hold 6"):
@@ -145,7 +145,7 @@ def test_ranks_that_disagree_on_the_order_are_told_so() -> None:
 
 def test_ranks_with_seeds_of_their_own_are_told_so() -> None:
     def body(session: Session) -> None:
-        session._replica.options = Options(seed=session.rank)
+        session._job.options = Options(seed=session.rank)
         session.loader(DATA, batch=8)
 
     with pytest.raises((ConfigError, RankFailedError), match=r"seed: is \d on rank"):

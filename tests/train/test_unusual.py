@@ -183,7 +183,7 @@ def test_norms_of_complex_gradients_are_known() -> None:
         net, _ = session.prepare(net, sgd(net))
         for x, y in session.loader(data(), per_worker=8, limit=16):
             (net(x.to(torch.complex128)) - y).abs().square().mean().backward()
-            return session._replica.step.grad_squared_norm, sum(
+            return session._job.step.grad_squared_norm, sum(
                 float(p.grad.abs().square().sum()) for p in net.parameters() if p.grad is not None
             )
         raise AssertionError("no step")

@@ -29,7 +29,7 @@ def test_adascale_s_first_factor_is_warmed_up_to() -> None:
                 optimizer.zero_grad()
                 mse(net(x), y).backward()
                 optimizer.step()
-                factors.append(session._replica.lr_scale.at(session.step))
+                factors.append(session._job.lr_scale.at(session.step))
                 if len(factors) > 5 and factors[-5] != 1.0:
                     return factors
         raise AssertionError(f"no other factor in {session.step} steps")

@@ -10,7 +10,7 @@ from evenstep.errors import ConfigError
 from evenstep.launch.environment import CoordinatorAddress, StaticRank, read_environment
 from evenstep.launch.logs import show_log_by_default
 from evenstep.strict import override, whole
-from evenstep.train.replica import Options, Replica
+from evenstep.train.job import Job, Options
 from evenstep.train.roster.fixed import FixedRoster
 from evenstep.train.session import Session
 from evenstep.verify.probe import Probe
@@ -55,14 +55,14 @@ def fixed_session(
     place: StaticRank, options: Options | None = None, *, journal: Path | None = None
 ) -> Session:
     """A session alone, or as a rank under torchrun."""
-    replica = Replica(options or Options())
+    job = Job(options or Options())
     probe = Probe.from_environment(os.environ, place.rank)
-    return Session(replica, FixedRoster(place, replica, journal=journal, observer=probe), probe)
+    return Session(job, FixedRoster(place, job, journal=journal, observer=probe), probe)
 
 
 def elastic_session(where: CoordinatorAddress, options: Options | None = None) -> Session:
     """A session of a run with a coordinator."""
     from evenstep.train.roster.elastic import ElasticRoster
 
-    replica = Replica(options or Options())
-    return Session(replica, ElasticRoster(where, replica))
+    job = Job(options or Options())
+    return Session(job, ElasticRoster(where, job))

@@ -11,7 +11,7 @@ import torch
 from torch.amp import GradScaler
 
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.train.replica import Replica
+from evenstep.train.job import Job
 from evenstep.train.step import FORGOTTEN
 
 log = logging.getLogger("evenstep")
@@ -22,20 +22,18 @@ MAX_FRAMES = 16  # between a scaler's step and a hook of the optimizer: a few wr
 class OptimizerHooks:
     """Attached to every optimizer that was given to `session.prepare`."""
 
-    def __init__(
-        self, replica: Replica, *, hands_over_state: bool, is_leader: Callable[[], bool]
-    ) -> None:
-        self._replica, self._is_leader = replica, is_leader
+    def __init__(self, job: Job, *, hands_over_state: bool, is_leader: Callable[[], bool]) -> None:
+        self._job, self._is_leader = job, is_leader
         self._hands_over_state = hands_over_state
         self._has_any = self._warned = False
-        replica.step.on_forgotten.append(self._forgotten)
+        job.step.on_forgotten.append(self._forgotten)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> list[Callable[[], None]]:
         """Take part in the steps of an optimizer. Returns functions that detach it."""
         self._has_any = True
         return [
             optimizer.register_step_pre_hook(self._before_step).remove,
-            self._replica.lr_scale.attach(optimizer),
+            self._job.lr_scale.attach(optimizer),
             optimizer.register_step_post_hook(self._after_step).remove,
         ]
 
@@ -44,11 +42,11 @@ class OptimizerHooks:
         self._check_scaler()
 
     def _after_step(self, *_: Any) -> None:
-        self._replica.step.num_unused = 0
+        self._job.step.num_unused = 0
 
     def _check_reduced(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse to step on a gradient that is not reduced, even where this worker is alone."""
-        model = self._replica.model
+        model = self._job.model
         known = model.reducer.known
         for group in optimizer.param_groups:
             for param in group["params"]:
@@ -56,7 +54,7 @@ class OptimizerHooks:
                     raise EvenstepError(_not_reduced(param, model.module))
 
     def _check_scaler(self) -> None:
-        scaler, loss_scale = _stepping_scaler(), self._replica.loss_scale
+        scaler, loss_scale = _stepping_scaler(), self._job.loss_scale
         if scaler is None or loss_scale.knows(scaler):
             return
         if not self._hands_over_state:

@@ -18,13 +18,13 @@ from evenstep.train.data.evaluation import PartSampler
 from evenstep.train.data.loader import Loader, Weight, check_dataset
 from evenstep.train.data.order import rank_ranges
 from evenstep.train.exchange import Exchange
+from evenstep.train.job import Job, Model
 from evenstep.train.measure.host_load import HostLoad
 from evenstep.train.measure.meter import Meter
 from evenstep.train.optimizers import OptimizerHooks
 from evenstep.train.ports import Observer, Roster
 from evenstep.train.reduce.norm_layers import NormLayers
 from evenstep.train.reduce.reducer import Reducer
-from evenstep.train.replica import Model, Replica
 
 
 class Finished(SystemExit):
@@ -34,15 +34,13 @@ class Finished(SystemExit):
 class Session:
     """A worker's part in a run. Use it as a context: `with evenstep.join() as session`."""
 
-    def __init__(self, replica: Replica, roster: Roster, observer: Observer | None = None) -> None:
-        self._replica, self._roster, self._observer = replica, roster, observer
-        self._step, self._plans = replica.step, replica.plans
+    def __init__(self, job: Job, roster: Roster, observer: Observer | None = None) -> None:
+        self._job, self._roster, self._observer = job, roster, observer
+        self._step, self._plans = job.step, job.plans
         self._host_load = HostLoad()
-        self._exchange = Exchange(
-            self._step, self._plans, roster, replica.loss_scale, self._host_load
-        )
+        self._exchange = Exchange(self._step, self._plans, roster, job.loss_scale, self._host_load)
         self._optimizers = OptimizerHooks(
-            replica,
+            job,
             hands_over_state=roster.hands_over_state,
             is_leader=lambda: self.is_leader,
         )
@@ -61,8 +59,8 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if error is None and self._replica.has_loader:
-                self._replica.loader.leave()
+            if error is None and self._job.has_loader:
+                self._job.loader.leave()
             self._step.interrupt()
             # Closing a generator that runs the loop is not a failure of the script.
             if error is not None and not isinstance(error, Finished | GeneratorExit):
@@ -76,8 +74,8 @@ class Session:
             return
         self._closed = True
         self._host_load.close()
-        if self._replica.has_model:
-            self._replica.model.reducer.close()
+        if self._job.has_model:
+            self._job.model.reducer.close()
         try:
             self._roster.leave()
         finally:
@@ -118,7 +116,7 @@ class Session:
     @property
     def batch(self) -> int:
         """The global batch of the coming step."""
-        return self._replica.loader.global_batch if self._replica.has_loader else 0
+        return self._job.loader.global_batch if self._job.has_loader else 0
 
     @property
     def samples(self) -> int:
@@ -126,7 +124,7 @@ class Session:
 
         Those that `drop_last` leaves out of an epoch count with it.
         """
-        return self._replica.loader.num_used if self._replica.has_loader else 0
+        return self._job.loader.num_used if self._job.has_loader else 0
 
     @property
     def counted(self) -> int:
@@ -152,7 +150,7 @@ class Session:
             )
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise ConfigError("model", "is wrapped in DDP already; give the plain module")
-        if self._replica.has_model:
+        if self._job.has_model:
             raise ConfigError(
                 "prepare", "was called before; put several models into one torch.nn.ModuleList"
             )
@@ -168,7 +166,7 @@ class Session:
         )
         norms, device = NormLayers(model, sync=sync_batchnorm), params[0].device
         self._exchange.meter = meter = Meter(device)
-        self._replica.model = Model(
+        self._job.model = Model(
             module=model, device=device, reducer=reducer, norms=norms, meter=meter
         )
         self._releases.append(norms.release)
@@ -188,13 +186,13 @@ class Session:
             raise ConfigError(name, "has no state_dict and load_state_dict")
         if isinstance(thing, torch.optim.Optimizer):
             raise ConfigError(name, "is an optimizer: give it to session.prepare(model, ...)")
-        if name in self._replica.stateful:
+        if name in self._job.stateful:
             raise ConfigError(name, "is registered already; choose another name")
         self._keep(name, thing)
 
     def _keep(self, name: str, thing: Any) -> None:
-        self._replica.stateful[name] = thing
-        self._replica.loss_scale.add(thing)
+        self._job.stateful[name] = thing
+        self._job.loss_scale.add(thing)
 
     def loader(
         self,
@@ -210,12 +208,12 @@ class Session:
     ) -> Loader:
         """Batches of this worker's share of the global batch; each sample once an epoch.
 
-        The global batch is `batch`, whoever trains; or it grows with the workers, `per_worker` for
+        The global batch is `batch` for any number of workers; or it grows with the workers, `per_worker` for
         each up to `limit`, and the learning rate with it, by the setting `batch.lr_rule`.
         `weight` returns what a batch's mean loss counts for, where that is not its samples: the
         number of tokens or pixels, say. Further options are those of `DataLoader`.
         """
-        if self._replica.has_loader:
+        if self._job.has_loader:
             raise ConfigError("loader", "a session has one; use session.evaluation for others")
         size = BatchSettings(
             size=whole("batch", batch, 0 if per_worker else 1),
@@ -231,13 +229,13 @@ class Session:
             end_epoch=self._end_epoch,
             batch=size,
             weight=weight,
-            seed=self._replica.options.seed,
+            seed=self._job.options.seed,
             shuffle=shuffle,
             drop_last=drop_last,
             observer=self._observer,
             **options,
         )
-        self._replica.loader = loader
+        self._job.loader = loader
         self._exchange.planner = planner = self._roster.start()
         self._exchange.prefetched = loader.prefetched
         self._step.on_committed.append(partial(planner.report, self._step))
@@ -249,11 +247,11 @@ class Session:
         With each of them an epoch begins: what a loop that was left has not used of the one before
         stays unused.
         """
-        if not self._replica.has_loader:
+        if not self._job.has_loader:
             raise ConfigError("epochs", "call session.loader(...) first")
-        self._replica.num_epochs = num = whole("epochs", num, 0)
+        self._job.num_epochs = num = whole("epochs", num, 0)
         self._roster.enter()
-        loader = self._replica.loader
+        loader = self._job.loader
         epoch = loader.epoch
         while epoch < num:
             yield epoch
@@ -271,8 +269,8 @@ class Session:
         mine = tensor.to("cpu", copy=True)  # from a GPU, this waits for its work
         began_s = time.perf_counter()
         summed = self._roster.sum(mine)
-        if self._replica.has_model:
-            self._replica.model.meter.waited(time.perf_counter() - began_s)
+        if self._job.has_model:
+            self._job.model.meter.waited(time.perf_counter() - began_s)
         return summed.to(tensor.device)
 
     def evaluation(
@@ -302,10 +300,10 @@ class Session:
 
     def _leave_loop(self) -> bool:
         """If the loop over the loader was left, end its last step, and settle as after any step."""
-        if not self._step.is_left or not self._replica.has_loader:
+        if not self._step.is_left or not self._job.has_loader:
             return False
         was_step = self._step.is_void or self._step.is_done
-        self._replica.loader.leave()
+        self._job.loader.leave()
         if was_step:
             self._roster.settle(in_loop=False)
         return True
@@ -316,7 +314,7 @@ class Session:
 
     def _average_norms(self) -> None:
         share = float(self._plans.shares_at(self._step.number - 1)[self.rank])
-        self._replica.model.norms.average(self._roster.sum, self.world, share)
+        self._job.model.norms.average(self._roster.sum, self.world, share)
 
     def _check_open(self, what: str) -> None:
         """Raise if the session is closed: this call needs all workers."""

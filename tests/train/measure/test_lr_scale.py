@@ -122,7 +122,7 @@ def test_squared_norms_are_of_the_workers_mean_and_of_the_batch(weight: Weight |
                 whole = sum(
                     float((p.grad**2).sum()) for p in net.parameters() if p.grad is not None
                 )
-                step = session._replica.step
+                step = session._job.step
                 assert step.grad_squared_norm == pytest.approx(whole, rel=1e-6)
                 return session.counted, norm, step.reports[session.rank].grad_squared_norm, whole
         raise AssertionError("no step")

@@ -22,8 +22,8 @@ from evenstep.errors import ConfigError
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import Generation
 from evenstep.train.comm.group import WorkerLostError
+from evenstep.train.job import Options
 from evenstep.train.join import elastic_session
-from evenstep.train.replica import Options
 from evenstep.train.roster.elastic import ElasticRoster
 from evenstep.train.roster.generations import LeftError, leave_message
 from evenstep.train.session import Session

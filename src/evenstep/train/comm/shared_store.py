@@ -59,8 +59,8 @@ class SharedStore:
         """Tell the other ranks why this one fails, unless another one failed first."""
         if self.world == 1 or isinstance(error, RankFailedError):
             return
-        told = "".join(traceback.format_exception(error))
-        first = msgspec.json.encode({"rank": self.rank, "told": told}).decode()
+        text = "".join(traceback.format_exception(error))
+        first = msgspec.json.encode({"rank": self.rank, "told": text}).decode()
         with suppress(DistError):  # the store is gone, and with it everyone who would read this
             self._store.compare_set(FAILED, "", first)
 

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from evenstep.errors import EvenstepError
 from evenstep.train.comm.group import Group
 from evenstep.train.failpoint import failpoint
+from evenstep.train.job import Job
 from evenstep.train.recover.handover import hand_over
 from evenstep.train.recover.preallocate import Preallocation
 from evenstep.train.recover.rollback import Rollback
 from evenstep.train.recover.state import TrainingState
-from evenstep.train.replica import Replica
 from evenstep.train.roster.checkpointing import CheckpointSaver
 from evenstep.train.roster.position import Position, compare_positions
 
@@ -21,16 +21,16 @@ class CatchUp:
     """This worker's position, and the result of the last sum, for workers that missed it."""
 
     def __init__(
-        self, replica: Replica, state: TrainingState, rollback: Rollback, saver: CheckpointSaver
+        self, job: Job, state: TrainingState, rollback: Rollback, saver: CheckpointSaver
     ) -> None:
-        self._replica, self._state, self._rollback = replica, state, rollback
+        self._job, self._state, self._rollback = job, state, rollback
         self._saver, self._preallocation = saver, Preallocation()
         self.position = self._position_before = Position()
         self._last_sum = torch.zeros(0, dtype=torch.uint8)  # its bytes
 
     def preallocate(self) -> None:
         """Make room for the state that the others will hand over, while they train."""
-        self._preallocation.make(self._replica.stateful.values())
+        self._preallocation.make(self._job.stateful.values())
 
     def begin_step(self) -> None:
         """Remember where to return to if the step turns out void."""
@@ -39,7 +39,7 @@ class CatchUp:
 
     def reduced(self) -> None:
         """The step at hand is reduced."""
-        self.position = replace(self.position, steps=self._replica.step.number + 1)
+        self.position = replace(self.position, steps=self._job.step.number + 1)
 
     def summed(self, result: torch.Tensor) -> None:
         """A sum outside of the gradients is complete."""
@@ -66,7 +66,7 @@ class CatchUp:
         Returns whether anyone had a state. `resume` is the newest checkpoint that the coordinator
         knows of, for when nobody has.
         """
-        replica, step, state = self._replica, self._replica.step, self._state
+        job, step, state = self._job, self._job.step, self._state
         has_state = self.position.has_state and not state.torn
         own = replace(self.position, has_state=has_state)
         failpoint("compare")
@@ -74,13 +74,13 @@ class CatchUp:
         if not newest.position.has_state:
             self._start_anew(group.rank, resume)
         behind = [rank for rank in range(group.world) if rank not in newest.sources]
-        state.plain = replica.plain_state()
+        state.plain = job.plain_state()
         failpoint("handover")
         hand_over(group, newest.sources, behind, state, grads=newest.has_gradients)
         if group.rank in behind:
             if not newest.has_gradients:
                 self._rollback.drop_gradients()
-            replica.load_plain_state(state.plain)
+            job.load_plain_state(state.plain)
             step.adopt()
             self._preallocation.filled()
         self._last_sum = newest.share_last_sum(group, self._last_sum)

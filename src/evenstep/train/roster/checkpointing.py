@@ -10,9 +10,9 @@ from pathlib import Path
 
 from evenstep.errors import ConfigError
 from evenstep.messages import Welcome
+from evenstep.train.job import Job
 from evenstep.train.recover.checkpoint import Checkpoints
 from evenstep.train.recover.state import TrainingState
-from evenstep.train.replica import Replica
 
 log = logging.getLogger("evenstep")
 
@@ -25,12 +25,12 @@ class CheckpointSaver:
 
     def __init__(
         self,
-        replica: Replica,
+        job: Job,
         state: TrainingState,
         checkpoints: Checkpoints | None,
         every_s: float,
     ) -> None:
-        self._replica, self._state, self._checkpoints = replica, state, checkpoints
+        self._job, self._state, self._checkpoints = job, state, checkpoints
         self._every_s = every_s
         self._saved_s, self._saved_step = time.monotonic(), -1
         self.is_active = False  # it is this worker that writes them
@@ -57,8 +57,8 @@ class CheckpointSaver:
             )
         if found is not None:
             self._state.apply(found.tree)
-            self._replica.load_plain_state(self._state.plain)
-            log.info("resuming from %s at step %d", found.path.name, self._replica.step.number)
+            self._job.load_plain_state(self._state.plain)
+            log.info("resuming from %s at step %d", found.path.name, self._job.step.number)
 
     @property
     def is_due(self) -> bool:
@@ -68,11 +68,11 @@ class CheckpointSaver:
 
     def save(self, *, wait: bool = False) -> None:
         """Write a checkpoint of the committed steps; never while gradients accumulate."""
-        step = self._replica.step
+        step = self._job.step
         if self._checkpoints is None or step.num_unused:
             return
         self._saved_s, self._saved_step = time.monotonic(), step.number
-        self._state.plain = self._replica.plain_state()
+        self._state.plain = self._job.plain_state()
         self._checkpoints.save(step.number, self._state)
         if wait:
             self._checkpoints.close()
@@ -80,7 +80,7 @@ class CheckpointSaver:
     @property
     def is_last_due(self) -> bool:
         """Training is over: whether the last step still needs a checkpoint from this worker."""
-        step = self._replica.step
+        step = self._job.step
         if not self.is_active or self._saved_step == step.number:
             return False
         if step.num_unused:

@@ -22,11 +22,11 @@ from evenstep.messages import Began, Done, Failed, Generation, Leaving, Ready
 from evenstep.train.comm.group import GroupGoneError, WorkerLostError
 from evenstep.train.comm.model_check import model_digest
 from evenstep.train.comm.transfer import await_closed
+from evenstep.train.job import Job
 from evenstep.train.plan.remote import RemotePlanner
 from evenstep.train.recover.rollback import Rollback, check_schedulers
 from evenstep.train.recover.state import TrainingState
 from evenstep.train.reduce import pulse
-from evenstep.train.replica import Replica
 from evenstep.train.report import RankPlan
 from evenstep.train.roster.catch_up import CatchUp
 from evenstep.train.roster.checkpointing import CheckpointSaver, open_checkpoints
@@ -56,9 +56,9 @@ class ElasticRoster:
 
     hands_over_state = True
 
-    def __init__(self, where: CoordinatorAddress, replica: Replica) -> None:
+    def __init__(self, where: CoordinatorAddress, job: Job) -> None:
         self.rank, self.world, self.is_late = 0, 1, False
-        self._replica = replica
+        self._job = job
         self._address, self._token = where.address, where.token
         self._tracker = GenerationTracker(where)
         log.info("admitted to the run at %s as %s", where, self._tracker.worker)
@@ -98,17 +98,17 @@ class ElasticRoster:
         """Report ready, wait for a generation with this worker in it, and take over its state."""
         if self.generation:
             return
-        replica, tracker = self._replica, self._tracker
-        if not (replica.has_loader and replica.has_model):
+        job, tracker = self._job, self._tracker
+        if not (job.has_loader and job.has_model):
             raise ConfigError("session", "call prepare(model, ...) and loader(...) first")
-        check_schedulers(replica.stateful.values())
-        model, step = replica.model, replica.step
-        self._state = TrainingState({"model": model.module}, replica.stateful, {})
-        self._rollback = Rollback(step, model.module, replica.stateful, self._state)
+        check_schedulers(job.stateful.values())
+        model, step = job.model, job.step
+        self._state = TrainingState({"model": model.module}, job.stateful, {})
+        self._rollback = Rollback(step, model.module, job.stateful, self._state)
         checkpoints = open_checkpoints(tracker.welcome, self._token)
         every_s = tracker.welcome.checkpoint_every_s
-        self._saver = CheckpointSaver(replica, self._state, checkpoints, every_s)
-        self._catch_up = CatchUp(replica, self._state, self._rollback, self._saver)
+        self._saver = CheckpointSaver(job, self._state, checkpoints, every_s)
+        self._catch_up = CatchUp(job, self._state, self._rollback, self._saver)
         self._has_entered = True
         step.on_fetched.insert(0, self._catch_up.begin_step)  # before the meter starts
         step.on_reduced.append(self._reduced)
@@ -119,8 +119,8 @@ class ElasticRoster:
             self._catch_up.preallocate()
         tracker.control.send(
             Ready(
-                **worker_facts(replica),
-                settings=run_settings(replica),
+                **worker_facts(job),
+                settings=run_settings(job),
                 model=model_digest(model.module),
                 address=self._address,
                 port=self._groups.port,
@@ -131,7 +131,7 @@ class ElasticRoster:
 
     def settle(self, *, in_loop: bool) -> int:
         """Repeat a void step with the survivors, or make the change that the leader passed on."""
-        tracker, step = self._tracker, self._replica.step
+        tracker, step = self._tracker, self._job.step
         tracker.check_membership()  # a worker that trains alone never waits, and would not notice
         if in_loop:
             tracker.between_steps = False
@@ -173,7 +173,7 @@ class ElasticRoster:
     @property
     def _is_reduced(self) -> bool:
         """Whether all workers have reduced the last backward pass of the batch in hand."""
-        ahead = self._catch_up.position.steps > self._replica.step.number
+        ahead = self._catch_up.position.steps > self._job.step.number
         return ahead and not self._rollback.alternation.expected
 
     def move_on(self, num: int) -> None:
@@ -188,7 +188,7 @@ class ElasticRoster:
             self._tracker.waiting = False
 
     def _sum(self, values: torch.Tensor) -> torch.Tensor:
-        step = self._replica.step
+        step = self._job.step
         if self.is_late:
             log.warning(
                 "session.sum before this worker's first batch, in a run that is at step %d: the "
@@ -221,7 +221,7 @@ class ElasticRoster:
 
     def lost(self, error: GroupGoneError) -> None:
         """Make the step void. Closing the group unblocks workers that still wait in it."""
-        step = self._replica.step
+        step = self._job.step
         log.info("step %d is void: %s", step.number, error)
         if isinstance(error, WorkerLostError):
             self._tracker.report_stuck(0.0)
@@ -245,7 +245,7 @@ class ElasticRoster:
         Returns whether anyone in it had trained before. A spare waits here until it is called
         back, if it `may_rest` at this point of the loop; otherwise it leaves.
         """
-        tracker, replica, step = self._tracker, self._replica, self._replica.step
+        tracker, job, step = self._tracker, self._job, self._job.step
         if step.is_void:
             self._catch_up.roll_back()  # again: the pass may have run on after the group was lost
         while True:
@@ -266,7 +266,7 @@ class ElasticRoster:
                 self.rank, self.world = tracker.enter(generation)
                 self._groups.form(generation, self.rank, self.world)
                 control, make = self._groups.control, self._groups.make
-                replica.connect(control, make, on_wait=self._waited, on_lost=self.lost)
+                job.connect(control, make, on_wait=self._waited, on_lost=self.lost)
                 had_trained = self._catch_up.run(control, tracker.welcome.resume)
                 break
             except GroupGoneError as e:
@@ -283,15 +283,15 @@ class ElasticRoster:
 
     def _take_terms(self, generation: Generation) -> None:
         """Shares, learning-rate factor and duties of a generation that has formed."""
-        replica, tracker, step = self._replica, self._tracker, self._replica.step
+        job, tracker, step = self._job, self._tracker, self._job.step
         self._saver.set_active(generation.saves == tracker.worker)
-        replica.plans.restart([RankPlan(from_step=step.number, shares=generation.shares)])
+        job.plans.restart([RankPlan(from_step=step.number, shares=generation.shares)])
         step.measures_noise = generation.measures
-        replica.plans.warmup_steps = generation.lr_warmup_steps
-        if generation.lr_factor != replica.lr_scale.target:
+        job.plans.warmup_steps = generation.lr_warmup_steps
+        if generation.lr_factor != job.lr_scale.target:
             # A worker may be inside a step that all have reduced: that one keeps its factor.
             from_step = self._catch_up.position.steps
-            replica.lr_scale.set_target(from_step, generation.lr_factor, generation.lr_warmup_steps)
+            job.lr_scale.set_target(from_step, generation.lr_factor, generation.lr_warmup_steps)
         if tracker.leads:
             self._planner.watch_closely()
             tracker.control.send(Began(generation=generation.number, step=step.number))
@@ -310,17 +310,17 @@ class ElasticRoster:
         worker = self._tracker.worker
         if worker == generation.saves:
             self._save_committed()
-        log.info("%s", leave_message(worker, self._replica.step.number, generation))
+        log.info("%s", leave_message(worker, self._job.step.number, generation))
         asked = generation.planned or worker in generation.spares
         raise LeftError(LEFT if asked else EVICTED)
 
     def _waited(self, seconds: float) -> None:
-        self._replica.model.meter.waited(seconds)
+        self._job.model.meter.waited(seconds)
         self._tracker.waiting = False
 
     def _close_groups(self) -> None:
-        if self._replica.has_model:
-            self._replica.model.reducer.forget_operations()
+        if self._job.has_model:
+            self._job.model.reducer.forget_operations()
         self._groups.close(0.0)
 
     # Checkpoints, and the end.
@@ -333,7 +333,7 @@ class ElasticRoster:
         """
         if not self._tracker.has_trained or self._state.torn:
             return
-        step = self._replica.step
+        step = self._job.step
         # A void step stays unfinished until the next batch: its forward pass may have updated
         # buffers after the group was lost.
         if step.has_batch or step.is_void:
@@ -363,7 +363,7 @@ class ElasticRoster:
 
     def leave(self) -> None:
         """Finish the last checkpoint, report done, and disconnect from the coordinator."""
-        control, step = self._tracker.control, self._replica.step
+        control, step = self._tracker.control, self._job.step
         if step.is_void:
             self._rollback.finish()
             step.retry()

@@ -20,13 +20,13 @@ from evenstep.train.comm.group import CPU, Group, GroupGoneError, WorkerLostErro
 from evenstep.train.comm.model_check import check_models
 from evenstep.train.comm.shared_store import SharedStore
 from evenstep.train.comm.transfer import await_closed
+from evenstep.train.job import Job
 from evenstep.train.plan.local import LocalPlanner
 from evenstep.train.plan.planner import NoPlanner, Planner
 from evenstep.train.ports import Observer
 from evenstep.train.recover.flatten import bytes_of
 from evenstep.train.recover.slices import TensorSpec
 from evenstep.train.recover.state import TrainingState
-from evenstep.train.replica import Replica
 from evenstep.train.report import RankPlan
 from evenstep.train.roster.worker_info import run_settings, worker_facts
 from evenstep.types import Worker
@@ -47,13 +47,13 @@ class FixedRoster:
     def __init__(
         self,
         place: StaticRank,
-        replica: Replica,
+        job: Job,
         *,
         journal: Path | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.rank, self.world = place.rank, place.world
-        self._replica, self._journal, self._observer = replica, journal, observer
+        self._job, self._journal, self._observer = job, journal, observer
         self._waits_for_all = place.hosts_store  # at the end
         self._store = store = HashStore() if place.world == 1 else _connect(place)
         self._shared = SharedStore(store, place.rank, place.world, TIMEOUT_S)
@@ -70,12 +70,12 @@ class FixedRoster:
 
     def prepared(self) -> None:
         """Check that all ranks have the same model, and give all of them the leader's numbers."""
-        model = self._replica.model
+        model = self._job.model
         check_models(self._shared, model.module)
         state = TrainingState({"model": model.module}, {}, {})
         for tensor in state.collect()["models"]["model"].values():
             self._broadcast(tensor)
-        self._replica.connect(self.control, self._make_group, on_wait=model.meter.waited)
+        self._job.connect(self.control, self._make_group, on_wait=model.meter.waited)
 
     @torch.no_grad()
     def _broadcast(self, tensor: torch.Tensor) -> None:
@@ -90,8 +90,8 @@ class FixedRoster:
 
     def start(self) -> Planner:
         """The leader learns of all workers and publishes the first plan."""
-        replica, shared = self._replica, self._shared
-        facts = worker_facts(replica)
+        job, shared = self._job, self._shared
+        facts = worker_facts(job)
         shared.publish("facts", facts)
         everyone = shared.read_all("facts")
         for rank, other in enumerate(everyone):
@@ -100,8 +100,8 @@ class FixedRoster:
                     mine, theirs = (f"on rank {r}" for r in (self.rank, rank))
                     raise ConfigError(name, differ(name, facts[name], mine, other[name], theirs))
         if self._observer is not None:
-            batch = global_batch(replica.loader.batch, self.world)
-            replica.plans.restart(self._observer.plans(batch, self.world))
+            batch = global_batch(job.loader.batch, self.world)
+            job.plans.restart(self._observer.plans(batch, self.world))
             return self._planner
         if self.rank == 0:
             width = len(str(self.world - 1))
@@ -112,15 +112,15 @@ class FixedRoster:
             self._planner = self._plan_for(workers)
         shares, lr_factor, rule, warmup_steps = shared.read("first", 0)
         first = RankPlan(from_step=0, shares=tuple(shares), lr_factor=lr_factor)
-        replica.plans.restart([first])
-        replica.plans.warmup_steps = warmup_steps
-        replica.lr_scale.set_target(0, lr_factor, warmup_steps if lr_factor != 1.0 else 0)
-        replica.step.measures_noise = rule == "adascale"
+        job.plans.restart([first])
+        job.plans.warmup_steps = warmup_steps
+        job.lr_scale.set_target(0, lr_factor, warmup_steps if lr_factor != 1.0 else 0)
+        job.step.measures_noise = rule == "adascale"
         return self._planner
 
     def _plan_for(self, workers: list[Worker]) -> LocalPlanner:
         """A planner for these workers, with its first plan published."""
-        settings = build(Settings, {"workers": {"min": self.world}, **run_settings(self._replica)})
+        settings = build(Settings, {"workers": {"min": self.world}, **run_settings(self._job)})
         engine = Engine(settings)
         if self._journal is not None:
             engine.journal = Journal.create(self._journal, settings)
@@ -137,7 +137,7 @@ class FixedRoster:
 
     def settle(self, *, in_loop: bool) -> int:
         """The roster never changes."""
-        if not self._replica.has_model:
+        if not self._job.has_model:
             raise ConfigError("loader", "call session.prepare(model, ...) before the first batch")
         return self.generation
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from evenstep.train.job import Job
 from evenstep.train.reduce.loss_scale import disabled_scaler_names
-from evenstep.train.replica import Replica
 
 
-def worker_facts(replica: Replica) -> dict[str, Any]:
+def worker_facts(job: Job) -> dict[str, Any]:
     """What the brain has to know about this worker."""
-    loader, options = replica.loader, replica.options
+    loader, options = job.loader, job.options
     cores = len(os.sched_getaffinity(0))
-    device = replica.model.device if replica.has_model else torch.device("cpu")
+    device = job.model.device if job.has_model else torch.device("cpu")
     return {
         "batch": loader.batch.size,
         "per_worker": loader.batch.per_worker,
@@ -26,23 +26,23 @@ def worker_facts(replica: Replica) -> dict[str, Any]:
         "cores": float(cores),
         "kind": options.kind or _kind_of(device, cores),
         "cap": options.cap,
-        "things": ", ".join(sorted(replica.stateful)),
-        "disabled_scalers": disabled_scaler_names(replica.stateful.items()),
+        "things": ", ".join(sorted(job.stateful)),
+        "disabled_scalers": disabled_scaler_names(job.stateful.items()),
     }
 
 
-def run_settings(replica: Replica) -> dict[str, Any]:
+def run_settings(job: Job) -> dict[str, Any]:
     """The script's settings, completed by its loader's batch and the length of the job."""
-    settings, size = replica.options.settings, replica.loader.batch
+    settings, size = job.options.settings, job.loader.batch
     batch = settings.get("batch", {})
     defaults = {
         "size": size.size,
         "per_worker": size.per_worker,
         "limit": size.limit,
-        "min_share": replica.options.min_share,
+        "min_share": job.options.min_share,
     }
     return {
-        "samples": replica.num_epochs * replica.loader.order.length,
+        "samples": job.num_epochs * job.loader.order.length,
         **settings,
         "batch": {**defaults, **batch} if isinstance(batch, dict) else batch,
     }

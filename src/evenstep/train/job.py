@@ -48,7 +48,7 @@ class Model:
     meter: Meter
 
 
-class Replica:
+class Job:
     """The objects of one worker's training, shared by its session and its roster."""
 
     def __init__(self, options: Options) -> None:
