@@ -208,8 +208,8 @@ class Session:
     ) -> Loader:
         """Batches of this worker's share of the global batch; each sample once an epoch.
 
-        The global batch is `batch` for any number of workers; or it grows with the workers, `per_worker` for
-        each up to `limit`, and the learning rate with it, by the setting `batch.lr_rule`.
+        The global batch is `batch` for any number of workers; or it grows with them, `per_worker`
+        for each up to `limit`, and the learning rate with it, by the setting `batch.lr_rule`.
         `weight` returns what a batch's mean loss counts for, where that is not its samples: the
         number of tokens or pixels, say. Further options are those of `DataLoader`.
         """
