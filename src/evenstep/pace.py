@@ -106,7 +106,7 @@ class MeanTimes:
         self._num += num
 
     def take(self) -> list[tuple[float, float]]:
-        """Each worker's mean and standard deviation; the next `add` starts anew."""
+        """Each worker's mean and standard deviation; the next `add` restarts."""
         means = [total / self._num for total in self._sums]
         squares = [total / self._num for total in self._squares]
         self._num = 0

@@ -63,11 +63,11 @@ def size_bounds(cluster: Cluster) -> WorkerSettings:
     Which workers would leave is unknown, so the fewest are counted from the smallest caps up.
     """
     limits, batch = cluster.settings.workers, cluster.settings.batch
-    most = min(limits.max, max_workers(batch))
+    maximum = min(limits.max, max_workers(batch))
     caps = sorted(inf if w.cap is None else w.cap for w in cluster.workers.values())
     totals = enumerate(accumulate(caps), start=1)
     enough = (n for n, total in totals if total >= global_batch(batch, n))
-    return WorkerSettings(min=min(max(limits.min, next(enough, len(caps))), most), max=most)
+    return WorkerSettings(min=min(max(limits.min, next(enough, len(caps))), maximum), max=maximum)
 
 
 def consider_stragglers(cluster: Cluster, event: StepDone) -> Decision:
