@@ -36,9 +36,12 @@ ROUNDS = 3
 def run_groups(world: int, body: Callable[[Group], T]) -> list[T]:
     """What `body` returns on each rank of a group of threads."""
     store = HashStore()
+    groups: list[Group] = []  # none is destroyed while another rank still connects to it
 
     def one(rank: int) -> T:
-        return body(Group(store, 1, rank, world, timeout_s=30.0, name="norm"))
+        group = Group(store, 1, rank, world, timeout_s=600.0, name="norm")
+        groups.append(group)
+        return body(group)
 
     with ThreadPoolExecutor(world) as pool:
         return [f.result(timeout=600) for f in [pool.submit(one, r) for r in range(world)]]
