@@ -112,6 +112,20 @@ def test_a_void_step_leaves_no_trace_in_the_last_checkpoint(tmp_path: Path, body
         assert torch.equal(tensor, committed[name]), name
 
 
+def test_an_object_registered_in_the_loop_is_undone_too(tmp_path: Path) -> None:
+    def body(training: Training, x: torch.Tensor) -> None:
+        late = torch.optim.swa_utils.AveragedModel(training.model)
+        training.session.register("late", late)
+        training.lose_peer()
+        training.step(x)
+        late.update_parameters(training.model)
+
+    with hosted(tmp_path / "run") as run:
+        train(run, body)
+    (tree,) = saved(tmp_path / "run")
+    assert tree["things"]["late"]["n_averaged"] == 0
+
+
 def in_hand(training: Training, x: torch.Tensor) -> None:
     training.model(x)
     training.end_lease()

@@ -39,6 +39,7 @@ class Exchange:
                 "backward() was called outside of a loop over session.loader(...), on samples that "
                 "no worker was assigned. Take training batches from session.loader only."
             )
+        step.is_between = False
         self.meter.ready()
         report = Report(
             samples=step.batch.samples,

@@ -95,6 +95,10 @@ class Job:
     def loader(self, loader: Loader) -> None:
         self._loader = loader
 
+    def forget_loader(self) -> None:
+        """The loader was refused."""
+        self._loader = None
+
     def connect(
         self,
         control: Group,

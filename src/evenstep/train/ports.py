@@ -16,8 +16,8 @@ from evenstep.train.report import RankPlan
 class Roster(Protocol):
     """Who trains together: a fixed set of ranks, or workers that join, leave and die.
 
-    `prepared`, `start` and `enter` are called once each, in this order; then `settle` between two
-    steps; `leave` and `close` at the end.
+    `prepared` and `start` are called once, as soon as there is a model and a loader; `enter` before
+    anything that needs the others; `settle` between two steps; `leave` and `close` at the end.
     """
 
     hands_over_state: bool  # joiners get their state from the others, and a void step is repeated
@@ -48,7 +48,7 @@ class Roster(Protocol):
     def settle(self, *, in_loop: bool) -> int:
         """Between two steps: make every pending roster change. Returns the generation.
 
-        `in_loop`: a batch comes next, so the loop can follow the others into a later epoch.
+        `in_loop`: the loader asks, so the script's loop can follow the others into a later epoch.
         """
 
     def fall_behind(self) -> None:

@@ -236,7 +236,11 @@ class Session:
             **options,
         )
         self._job.loader = loader
-        self._exchange.planner = planner = self._roster.start()
+        try:
+            self._exchange.planner = planner = self._roster.start()
+        except BaseException:
+            self._job.forget_loader()  # the script may try again with other arguments
+            raise
         self._exchange.prefetched = loader.prefetched
         self._step.on_committed.append(partial(planner.report, self._step))
         return loader

@@ -4,7 +4,7 @@
                     |          |
                     +-> VOID <-+                  a worker was lost: roll back and repeat the step
                           |
-                          +-> ADOPTED -> COMMITTED   survivors had reduced it: take their state
+                          +-> ADOPTED -> COMMITTED   others had reduced it: take over their state
 
 Listeners (`on_fetched` and so on) take part in it; nobody overrides anything here.
 """
@@ -51,6 +51,7 @@ class Step:
         self.number = 0  # the step at hand, or the next one
         self.phase = Phase.COMMITTED
         self.has_batch = False
+        self.is_between = False  # reduced, and the loop has not asked for the next batch yet
         self.batch = Batch()  # the last one fetched
         self.reports: list[Report] = []  # by rank, once its gradients are reduced
         self.reduced_by: Generation | None = None  # under a coordinator
@@ -82,7 +83,7 @@ class Step:
 
     @property
     def num_done(self) -> int:
-        """Steps that count, including one whose loop was left after its optimizer step."""
+        """Steps that count, including the last one of a loop that was left."""
         return self.number + (self.is_left and self.is_done)
 
     def fetched(self, batch: Batch, began_s: float) -> None:
@@ -98,7 +99,9 @@ class Step:
         """
         if not self.reports or not self.num_unused:  # a second pass of the same batch adds none
             self.num_unused += 1
-        self.reports, self.reduced_by, self.phase = reports, by, Phase.REDUCED
+        self.reports, self.reduced_by, self.is_between = reports, by, True
+        if self.phase is not Phase.ADOPTED:
+            self.phase = Phase.REDUCED
         _notify(self.on_reduced)
 
     def void(self) -> None:

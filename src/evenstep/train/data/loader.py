@@ -22,8 +22,6 @@ from evenstep.train.step import Batch, Step
 
 Weight = Callable[[Any], float]
 
-END: Any = object()  # no further batch
-
 
 class ShareSampler(Sampler[list[int]]):
     """The indices of this worker's share, step by step, from a given position on.
@@ -127,14 +125,14 @@ class Loader:
             if self.epoch != epoch:  # this worker was a spare meanwhile: session.epochs moves on
                 self._roster.fall_behind()
                 return
+            if self._is_over:
+                break  # others have taken the epoch's last step, or the batch has grown
             if generation != cut_for:  # prefetched batches were cut for another roster
                 cut_for, batches = generation, self._restart()
-            began_s = time.monotonic()
-            batch = next(batches, END)
-            if batch is END:
-                break  # the other workers have taken the epoch's last step
+            step.is_between, began_s = False, time.monotonic()
+            batch = self._take(next(batches), began_s)
             try:
-                yield self._take(batch, began_s)
+                yield batch
             except GeneratorExit:  # by `break`, an error, or the garbage collector
                 if loop == self._num_loops and self._batch_end is not None:
                     self._was_left = True

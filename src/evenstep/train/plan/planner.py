@@ -22,7 +22,7 @@ class Planner(Protocol):
 
 
 class NoPlanner:
-    """For ranks that do not lead: they learn of plans in the pulse."""
+    """For ranks that do not lead, which learn of plans in the pulse, and for plans made ahead."""
 
     def next(self, from_step: int) -> RankPlan | None:
         """None: the leader announces plans."""

@@ -59,21 +59,26 @@ class Rollback:
         self, step: Step, model: torch.nn.Module, stateful: Mapping[str, Any], state: TrainingState
     ) -> None:
         self._step, self._state = step, state
-        objects = list(stateful.values())
-        scalers = [obj for obj in objects if isinstance(obj, torch.amp.GradScaler)]
-        steppers = [obj for obj in objects if isinstance(obj, torch.optim.Optimizer | LRScheduler)]
-        # Steppers are skipped in a void step, and scalers are saved in every one.
-        handled = {id(obj) for obj in (*scalers, *steppers)}
-        self._registered = [obj for obj in objects if id(obj) not in handled]
+        self._stateful = stateful  # the script may register more objects later
+        scalers = [obj for obj in stateful.values() if isinstance(obj, torch.amp.GradScaler)]
         self._undo, self.alternation = Undo(model, scalers), Alternation()
         self.num_unused_before = 0  # batches accumulated when the step at hand began
-        self.releases: list[Callable[[], None]] = []
-        for stepper in steppers:
+        self._releases: list[Callable[[], None]] = []
+
+    def attach(self) -> None:
+        """Skip the steps of optimizers and schedulers in void steps, until `detach`."""
+        for stepper in self._stateful.values():
             before = None
             if isinstance(stepper, torch.optim.Optimizer):
                 before = self._before_optimizer_step
                 self.alternation.add(stepper)
-            self.releases.append(skip_if_void(step, stepper, before))
+            if isinstance(stepper, torch.optim.Optimizer | LRScheduler):
+                self._releases.append(skip_if_void(self._step, stepper, before))
+
+    def detach(self) -> None:
+        """Make optimizers and schedulers step as before again."""
+        while self._releases:
+            self._releases.pop()()  # the last first: an object may be wrapped twice
 
     def begin_step(self) -> None:
         """A batch is in hand: save what the forward pass is about to change."""
@@ -97,7 +102,10 @@ class Rollback:
 
     def step_is_void(self) -> None:
         """From here on, undo what the rest of the loop does to registered objects too."""
-        self._undo.save_registered(self._registered)
+        # Optimizers and schedulers are skipped, and scalers are saved in every step.
+        handled = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+        registered = [obj for obj in self._stateful.values() if not isinstance(obj, handled)]
+        self._undo.save_registered(registered)
 
     def restore(self) -> None:
         """Return to the state in which the step at hand began."""

@@ -101,7 +101,7 @@ def _like(piece: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
 
 
 def into_buckets(params: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
-    """Parameters in reverse order, roughly that of their gradients, in buckets of equal size.
+    """Parameters in reverse order, roughly that of their gradients, in buckets of similar size.
 
     A bucket holds one dtype on one device. The result depends on shapes alone.
     """

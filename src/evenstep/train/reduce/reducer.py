@@ -211,7 +211,8 @@ class Reducer:
 
     def _used(self) -> list[bool]:
         """A flag for each parameter with a gradient that counts, in the order of the buckets."""
-        return [p.grad is not None and self._weight > 0 for b in self.buckets for p in b.params]
+        counts = self._weight > 0
+        return [p.grad is not None and counts for b in self.buckets for p in b.params]
 
     def _finish(self) -> None:
         """The end of backward: reduce what is left, and wait for all all-reduces."""

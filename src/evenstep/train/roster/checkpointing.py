@@ -35,6 +35,11 @@ class CheckpointSaver:
         self._saved_s, self._saved_step = time.monotonic(), -1
         self.is_active = False  # it is this worker that writes them
 
+    @property
+    def sees_folder(self) -> bool:
+        """Whether this worker can write checkpoints to the run's folder."""
+        return self._checkpoints is not None
+
     def set_active(self, active: bool) -> None:
         """A generation begins. A new writer counts from the previous writer's last checkpoint."""
         if active and not self.is_active and self._checkpoints is not None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from functools import partial
 from typing import NoReturn
 
 import torch
@@ -60,7 +59,7 @@ class ElasticRoster:
         self.rank, self.world, self.is_late = 0, 1, False
         self._job = job
         self._address, self._token = where.address, where.token
-        self._tracker = GenerationTracker(where)
+        self._tracker = GenerationTracker(where, job.step)
         log.info("admitted to the run at %s as %s", where, self._tracker.worker)
         self._groups = GenerationGroups(where.address, self._tracker.check)
         control = self._tracker.control
@@ -102,6 +101,23 @@ class ElasticRoster:
         if not (job.has_loader and job.has_model):
             raise ConfigError("session", "call prepare(model, ...) and loader(...) first")
         check_schedulers(job.stateful.values())
+        if not self._has_entered:  # else it was interrupted while it waited
+            self._set_up()
+        tracker.control.send(
+            Ready(
+                **worker_facts(job),
+                settings=run_settings(job),
+                model=model_digest(job.model.module),
+                address=self._address,
+                port=self._groups.port,
+                sees_folder=self._saver.sees_folder,
+            )
+        )
+        self.is_late = self._regroup()
+
+    def _set_up(self) -> None:
+        """Prepare for handing over and rolling back whatever was prepared and registered by now."""
+        job, tracker = self._job, self._tracker
         model, step = job.model, job.step
         self._state = TrainingState({"model": model.module}, job.stateful, {})
         self._rollback = Rollback(step, model.module, job.stateful, self._state)
@@ -110,31 +126,19 @@ class ElasticRoster:
         self._saver = CheckpointSaver(job, self._state, checkpoints, every_s)
         self._catch_up = CatchUp(job, self._state, self._rollback, self._saver)
         self._has_entered = True
+        self._rollback.attach()
         step.on_fetched.insert(0, self._catch_up.begin_step)  # before the meter starts
         step.on_reduced.append(self._reduced)
-        step.on_committed.append(partial(tracker.took_step, step))
+        step.on_committed.append(tracker.took_step)
         model.reducer.warm_up(pulse.size(PULSE_WORKERS))
         model.reducer.give_up_if(tracker.superseded, model.module)
         if tracker.welcome.underway:
             self._catch_up.preallocate()
-        tracker.control.send(
-            Ready(
-                **worker_facts(job),
-                settings=run_settings(job),
-                model=model_digest(model.module),
-                address=self._address,
-                port=self._groups.port,
-                sees_folder=checkpoints is not None,
-            )
-        )
-        self.is_late = self._regroup()
 
     def settle(self, *, in_loop: bool) -> int:
         """Repeat a void step with the survivors, or make the change that the leader passed on."""
         tracker, step = self._tracker, self._job.step
         tracker.check_membership()  # a worker that trains alone never waits, and would not notice
-        if in_loop:
-            tracker.between_steps = False
         if self._lost_group or tracker.newest > self.generation:  # a step begun now would be void
             self._regroup(may_rest=in_loop)
         if step.is_void:
@@ -163,11 +167,10 @@ class ElasticRoster:
     def backward_done(self) -> int:
         """A backward pass ends. Returns, on the leader, by how many generations to move on."""
         self._rollback.backward_done()
-        self._tracker.between_steps = False
         return self._tracker.num_pending if self._tracker.leads else 0
 
     def _reduced(self) -> None:
-        self._tracker.waiting, self._tracker.between_steps = False, True
+        self._tracker.waiting = False
         self._catch_up.reduced()
 
     @property
@@ -272,7 +275,7 @@ class ElasticRoster:
             except GroupGoneError as e:
                 log.info("generation %d did not form: %s", generation.number, e)
         self._lost_group = False
-        tracker.began_training(step.number)
+        tracker.began_training()
         self._take_terms(generation)
         log.info(
             "%s is rank %d of %d in generation %d, at step %d after %.0f ms; %s",
@@ -382,9 +385,8 @@ class ElasticRoster:
         control.close()
 
     def close(self) -> None:
-        """Unwrap the script's optimizers, and destroy the process groups."""
+        """Make the script's objects work as before, and destroy the process groups."""
         if self._has_entered:
-            for release in self._rollback.releases:
-                release()
+            self._rollback.detach()
         self._groups.close()
         await_closed(CLOSE_S)

@@ -109,7 +109,7 @@ class FixedRoster:
                 Worker(id=f"w{r:0{width}}", kind=f["kind"], cores=f["cores"], cap=f["cap"])
                 for r, f in enumerate(everyone)
             ]
-            self._planner = self._plan_for(workers)
+            self._start_planner(workers)
         shares, lr_factor, rule, warmup_steps = shared.read("first", 0)
         first = RankPlan(from_step=0, shares=tuple(shares), lr_factor=lr_factor)
         job.plans.restart([first])
@@ -118,19 +118,18 @@ class FixedRoster:
         job.step.measures_noise = rule == "adascale"
         return self._planner
 
-    def _plan_for(self, workers: list[Worker]) -> LocalPlanner:
-        """A planner for these workers, with its first plan published."""
+    def _start_planner(self, workers: list[Worker]) -> None:
+        """Plan for these workers, and publish the first plan."""
         settings = build(Settings, {"workers": {"min": self.world}, **run_settings(self._job)})
         engine = Engine(settings)
         if self._journal is not None:
             engine.journal = Journal.create(self._journal, settings)
-        planner = LocalPlanner(engine, workers)
+        self._planner = planner = LocalPlanner(engine, workers)
         first, batch = planner.next(0), settings.batch
         if first is None:
             raise EvenstepError(planner.paused)
         terms = [first.shares, first.lr_factor, batch.lr_rule, batch.lr_warmup_steps]
         self._shared.publish("first", terms)
-        return planner
 
     def enter(self) -> None:
         """Nothing to do: a rank is in from the start."""

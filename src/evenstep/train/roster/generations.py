@@ -29,13 +29,12 @@ class LeaseOverError(LeftError):
 class GenerationTracker:
     """This worker's id, generation and progress, and its connection to the coordinator."""
 
-    def __init__(self, where: CoordinatorAddress) -> None:
+    def __init__(self, where: CoordinatorAddress, step: Step) -> None:
+        self._step = step
         self.generation = 0
         self.has_trained = False  # in this or an earlier generation, since it last was a spare
         self._is_spare = False
-        self.step = 0
         self.waiting = False  # for other workers, or for a generation
-        self.between_steps = False  # the step's all-reduces are complete, the next is not begun
         self._usual_step_s = 0.0
         self._reported_stuck = 0
         self.control = Control(where, self._progress)
@@ -43,9 +42,9 @@ class GenerationTracker:
     def _progress(self) -> Alive:
         return Alive(
             generation=self.generation,
-            step=self.step,
+            step=self._step.number,
             waiting=self.waiting,
-            apart=self.between_steps,
+            apart=self._step.is_between,
         )
 
     @property
@@ -115,15 +114,14 @@ class GenerationTracker:
         self.generation, self.has_trained, self._is_spare = generation.number, False, True
         self.control.forget_before(generation.number)
 
-    def began_training(self, step: int) -> None:
+    def began_training(self) -> None:
         """The generation has formed, and this worker has its state."""
-        self.has_trained, self.waiting, self.step = True, False, step
+        self.has_trained, self.waiting = True, False
 
-    def took_step(self, step: Step) -> None:
+    def took_step(self) -> None:
         """A step was committed."""
-        usual_s, self.step = self._usual_step_s, step.number
-        change_s = step.seconds - usual_s
-        self._usual_step_s = usual_s + EWMA_WEIGHT * change_s if usual_s else step.seconds
+        seconds, usual_s = self._step.seconds, self._usual_step_s
+        self._usual_step_s = usual_s + EWMA_WEIGHT * (seconds - usual_s) if usual_s else seconds
 
     def check(self, waited_s: float) -> None:
         """Called while waiting for other workers: raises if waiting on makes no sense."""
@@ -139,7 +137,9 @@ class GenerationTracker:
         """Tell the coordinator, once per generation, that other workers do not respond."""
         if self._reported_stuck < self.generation:
             self._reported_stuck = self.generation
-            self.control.send(Stuck(generation=self.generation, step=self.step, waited_s=waited_s))
+            self.control.send(
+                Stuck(generation=self.generation, step=self._step.number, waited_s=waited_s)
+            )
 
     def check_membership(self) -> None:
         """Raise if this worker is not part of the run any more."""
