@@ -177,7 +177,7 @@ def main() -> None:
                     steps.append((session.step, batch))
             num_epochs = epoch + 1
             faults.at("epoch")
-            if session.samples > (epoch + 1) * args.samples:  # it was a spare: others are further
+            if session._roster.is_late:  # it was a spare, and the others are in a later epoch
                 logging.info("epoch %d was left, and the run is at step %d", epoch, session.step)
                 continue
             before = session.world
