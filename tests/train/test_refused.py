@@ -56,6 +56,7 @@ class Endless(IterableDataset[int]):
         (lambda s: s.loader(DATA, batch=0), "batch: must be 1 or more, got 0"),
         (lambda s: s.loader(Endless(), batch=8), "give a map-style dataset"),
         (lambda s: s.loader(DATA, batch=8, sampler=None), "sampler: is evenstep's to choose"),
+        (lambda s: s.loader(DATA, batch=8, in_order=False), "in_order: must be True"),
         (lambda s: s.loader(DATA, batch="8"), "batch: expected a whole number, 1 or more, got '8'"),
         (lambda s: s.loader(DATA, per_worker="8", limit=16), "per_worker: expected a whole number"),
         (lambda s: s.loader(DATA, per_worker=8, limit=1.5), "limit: expected a whole number"),

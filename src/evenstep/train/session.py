@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from evenstep.config import BatchSettings
@@ -188,6 +190,13 @@ class Session:
             raise ConfigError(name, "is an optimizer: give it to session.prepare(model, ...)")
         if name in self._job.stateful:
             raise ConfigError(name, "is registered already; choose another name")
+        entered = self._roster.hands_over_state and self._roster.generation
+        if entered and isinstance(thing, LRScheduler | GradScaler):
+            raise ConfigError(
+                name,
+                "register schedulers and GradScalers before the first batch: a step that is "
+                "repeated after the loss of a worker would otherwise update this one twice",
+            )
         self._keep(name, thing)
 
     def _keep(self, name: str, thing: Any) -> None:

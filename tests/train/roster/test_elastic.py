@@ -129,6 +129,18 @@ def test_a_scheduler_that_the_run_was_not_given_is_refused(
             assert session.generation == 1
 
 
+def test_what_a_void_step_must_skip_is_registered_before_the_first_batch(run: Hosted) -> None:
+    with join(run) as session:
+        model = torch.nn.Linear(2, 1)
+        optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+        session.prepare(model, optimizer)
+        session.loader(torch.utils.data.TensorDataset(torch.zeros(8, 2)), batch=4)
+        session._roster.enter()
+        for late in (step_lr(other), torch.amp.GradScaler("cpu")):
+            with pytest.raises(ConfigError, match="before the first batch"):
+                session.register("late", late)
+
+
 def test_a_heartbeat_tells_steps_from_what_the_script_does_between_them(run: Hosted) -> None:
     with join(run) as session:
         model = torch.nn.Linear(2, 1)

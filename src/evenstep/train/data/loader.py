@@ -81,6 +81,10 @@ class Loader:
         **options: Any,
     ) -> None:
         check_dataset(dataset, batch.limit or batch.size, options)
+        if not options.get("in_order", True):
+            raise ConfigError(
+                "in_order", "must be True: all workers train on the samples of the same step"
+            )
         self._step, self._plans, self._roster = step, plans, roster
         self._check_open, self._end_epoch = check_open, end_epoch
         self._weight, self._observer = weight, observer
@@ -167,6 +171,7 @@ class Loader:
     def _take(self, data: Any, began_s: float) -> Any:
         """Take a fetched batch in hand; what the script is to see of it."""
         batch = self._sampler.batches.popleft()
+        assert batch.step == self._step.number, "batches come in the order in which they were drawn"
         if self._observer is not None:
             data = self._observer.begin_step(data, batch.samples)
         weight = float(batch.samples)

@@ -86,10 +86,6 @@ class Rollback:
         self._undo.save(accumulating=self._step.num_unused > 0)
         self.alternation.begin_batch()
 
-    def backward_done(self) -> None:
-        """A backward pass ends."""
-        self.alternation.backward()
-
     def _before_optimizer_step(self) -> None:
         if self.alternation.expected and not self._undo.has_everything:
             self._undo.save_everything(self._state)

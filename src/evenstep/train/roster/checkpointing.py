@@ -82,8 +82,7 @@ class CheckpointSaver:
         if wait:
             self._checkpoints.close()
 
-    @property
-    def is_last_due(self) -> bool:
+    def last_is_due(self) -> bool:
         """Training is over: whether the last step still needs a checkpoint from this worker."""
         step = self._job.step
         if not self.is_active or self._saved_step == step.number:

@@ -166,7 +166,7 @@ class ElasticRoster:
 
     def backward_done(self) -> int:
         """A backward pass ends. Returns, on the leader, by how many generations to move on."""
-        self._rollback.backward_done()
+        self._rollback.alternation.backward()
         return self._tracker.num_pending if self._tracker.leads else 0
 
     def _reduced(self) -> None:
@@ -348,7 +348,7 @@ class ElasticRoster:
 
     def trained(self) -> None:
         """Write the last checkpoint, before the script does anything else to the model."""
-        if not self._has_entered or not self._saver.is_last_due:
+        if not self._has_entered or not self._saver.last_is_due():
             return
         try:
             self._save_committed(wait=False)  # others may wait for a sum after the loop
