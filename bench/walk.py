@@ -4,7 +4,8 @@
     evenstep run --workers 3 bench/walk.py
 
 Rank 0 counts its calls from one file of evenstep to another between two batches; under
-`evenstep run` it then counts the files that take part when rank 2 is killed.
+`evenstep run` also from the moment at which it notices that rank 2 was killed, until it gets the
+same samples again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 import evenstep
+from evenstep.train.roster.elastic import ElasticRoster
 
 ROOT = str(Path(evenstep.__file__).parent)
 STEP, LOSS = 30, 40  # past the steps that are watched closely
@@ -28,8 +30,9 @@ STEP, LOSS = 30, 40  # past the steps that are watched closely
 class Walk:
     """Calls between files of evenstep in this thread, while it is on."""
 
-    def __init__(self) -> None:
+    def __init__(self, since: CodeType | None = None) -> None:
         self.calls: dict[tuple[CodeType, CodeType], None] = {}  # by whom, of whom
+        self._since = since  # the call at which to begin
         self._properties = _properties()
         self.files: dict[str, None] = {}  # in the order in which they take part
 
@@ -42,7 +45,9 @@ class Walk:
 
     def _profile(self, frame: FrameType, event: str, _: Any) -> None:
         to = frame.f_code.co_filename
-        if event != "call" or not to.startswith(ROOT):
+        if frame.f_code is self._since:
+            self._since = None
+        if event != "call" or not to.startswith(ROOT) or self._since is not None:
             return
         self.files[to] = None
         by = frame.f_back
@@ -51,9 +56,12 @@ class Walk:
         if by is not None and by.f_code.co_filename != to and frame.f_code not in self._properties:
             self.calls[by.f_code, frame.f_code] = None
 
-    def names(self) -> str:
-        """The files, as paths inside of evenstep."""
-        return ", ".join(path.removeprefix(ROOT + "/") for path in self.files)
+    def show(self, title: str) -> None:
+        """Print all calls, and the files, as paths inside of evenstep."""
+        print(f"{title}: {len(self.calls)} calls between {len(self.files)} files")
+        for by, to in self.calls:
+            print(f"  {_name(by)} -> {_name(to)}")
+        print("  " + ", ".join(path.removeprefix(ROOT + "/") for path in self.files))
 
 
 def _properties() -> set[CodeType]:
@@ -79,13 +87,13 @@ def main() -> None:
     with evenstep.join() as session:
         model, optimizer = session.prepare(model, optimizer)
         loader = session.loader(data, batch=12)
-        walk, loss = Walk(), Walk()
+        walk, loss = Walk(), Walk(since=ElasticRoster.lost.__code__)
         for (x,) in loader:
             sys.setprofile(None)
             on = session.is_leader and not session.void
             if on and session.step == STEP:
                 walk.__enter__()
-            elif on and elastic and session.step == LOSS:
+            elif on and elastic and session.step == LOSS and not loss.files:  # else it is repeated
                 loss.__enter__()
             if elastic and session.world == 3 and session.rank == 2 and session.step == LOSS:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -95,11 +103,9 @@ def main() -> None:
             if session.step > LOSS + 5:
                 break
         if session.is_leader:
-            print(f"one step: {len(walk.calls)} calls between {len(walk.files)} files")
-            for by, to in walk.calls:
-                print(f"  {_name(by)} -> {_name(to)}")
-            if elastic:
-                print(f"one loss: {len(loss.files)} files\n  {loss.names()}")
+            walk.show("one step")
+        if session.is_leader and elastic:
+            loss.show("one loss")
 
 
 if __name__ == "__main__":

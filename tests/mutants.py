@@ -34,50 +34,50 @@ class Mutant(NamedTuple):
 MUTANTS = [
     # A void step: everything is rolled back, nothing of it is kept.
     Mutant(
-        TRAIN + "recover/undo.py",
+        TRAIN + "recover/rollback.py",
         "            torch._foreach_copy_(self._buffers, self._saved_buffers)",
         "            pass",
         f"{RECOVERY} -k bucket",
     ),
     Mutant(
-        TRAIN + "recover/undo.py",
+        TRAIN + "recover/rollback.py",
         "            torch._foreach_copy_(self._saved_buffers, self._buffers)",
         "            pass",
         f"{RECOVERY} -k bucket",
     ),
     Mutant(
-        TRAIN + "recover/undo.py",
-        "        if accumulating:\n",
-        "        if False:\n",
+        TRAIN + "recover/rollback.py",
+        "        if step.num_unused:  # gradients",
+        "        if False:  # gradients",
         f"{LOOPS} -k accumulate",
     ),
     Mutant(
-        TRAIN + "recover/undo.py",
-        "        self._registered = [(obj, copy.deepcopy(obj.state_dict())) for obj in objects]",
-        "        pass",
+        TRAIN + "recover/rollback.py",
+        "copy.deepcopy(obj.state_dict())) for obj in registered]",
+        "copy.deepcopy(obj.state_dict())) for obj in ()]",
         "tests/train/test_void.py",
     ),
     Mutant(
         TRAIN + "recover/rollback.py",
-        "        self._step.num_unused = self.num_unused_before\n",
+        "        step.num_unused = self.num_unused_before\n",
         "",
         f"tests/train/test_void.py {LOOPS} -k turns or accumulating",
     ),
     Mutant(
         TRAIN + "recover/rollback.py",
-        "        return self._seen or (self._num_optimizers > 1 and self._batches_left > 0)",
+        "        return self._seen or (self._several and self._batches_left > 0)",
         "        return False",
         f"{LOOPS} -k turns",
     ),
     Mutant(
-        TRAIN + "recover/rollback.py",
+        TRAIN + "optimizers.py",
         "        if step.is_void:\n            return None\n",
         "",
         f"{RECOVERY} -k bucket",
     ),
     Mutant(
-        TRAIN + "roster/catch_up.py",
-        "        self.position = self._position_before\n",
+        TRAIN + "recover/rollback.py",
+        "        step.num_reduced, step.num_sums = self._counts_before\n",
         "",
         f"{RECOVERY} {LOOPS}",
     ),
@@ -95,16 +95,16 @@ MUTANTS = [
     ),
     # Workers that are behind get the state of those that are ahead.
     Mutant(
-        TRAIN + "roster/position.py",
+        TRAIN + "roster/catch_up.py",
         "    furthest = max((row[1] for row in rows if row[0]), default=-1)",
         "    furthest = min((row[1] for row in rows if row[0]), default=-1)",
-        "tests/train/roster/test_position.py",
+        "tests/train/roster/test_catch_up.py",
     ),
     Mutant(
-        TRAIN + "roster/position.py",
+        TRAIN + "roster/catch_up.py",
         "    missing_sum = tuple(rank for rank in sources if rows[rank][2] < sums)",
         "    missing_sum = ()",
-        "tests/train/roster/test_position.py",
+        "tests/train/roster/test_catch_up.py",
     ),
     Mutant(
         TRAIN + "roster/catch_up.py",
@@ -114,7 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "roster/elastic.py",
-        "        while self._catch_up.position.sums < wanted:",
+        "        while step.num_sums < wanted:",
         "        for _ in range(1):",
         f"{RECOVERY} -k epoch",
     ),

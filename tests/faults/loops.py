@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import evenstep
-from evenstep.train.reduce.bucket import BUCKET_BYTES
+from evenstep.train.reduce.reducer import BUCKET_BYTES
 from tests.faults.train import NAME, Ballast, Faults, Hold, Numbers, plant
 
 BATCH, SAMPLES = 24, 240

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 import evenstep
 from evenstep.emulate import DeviceCurve
 from evenstep.train.failpoint import on_failpoint
-from evenstep.train.reduce.bucket import FIRST_BUCKET_BYTES
+from evenstep.train.reduce.reducer import FIRST_BUCKET_BYTES
 
 NAME = os.environ.get("EVENSTEP_WORKER", "alone")
 ENDLESS = 1_000_000

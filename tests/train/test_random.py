@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from evenstep.train.comm.cards import card_random, set_card_random
 from evenstep.train.job import Job
 from evenstep.train.recover import checkpoint
-from evenstep.train.recover.random_state import card_random, set_card_random
-from evenstep.train.recover.undo import Undo
+from evenstep.train.recover.rollback import Rollback
+from evenstep.train.recover.state import TrainingState
+from evenstep.train.step import Step
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 
@@ -48,11 +50,11 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
 
 
 def test_a_void_step_puts_the_generator_of_its_card_back(cards: Cards) -> None:
-    undo = Undo(torch.nn.Linear(1, 1), [])
-    undo._device = CUDA
-    undo.save(accumulating=False)
+    rollback = Rollback(Step(), torch.nn.Linear(1, 1), {}, TrainingState({}, {}, {}))
+    rollback._device = CUDA
+    rollback.begin_step()
     cards.draw()
-    undo.restore()
+    rollback.restore()
     assert cards.firsts == [1, 1]  # that of the other card is not ours
 
 

@@ -1,22 +1,28 @@
-"""What workers tell each other along with a step's gradients: each its report, the leader the plan.
+"""The pulse: a few numbers all-reduced along with the gradients, so that all ranks agree.
 
-`reduce/pulse.py` defines how it is encoded.
+Every rank fills in its own report, leaves the others' zero, and flags the parameters it has a
+gradient for; the leader adds the newest plan, and how many generations to move on by after this
+step. The sum gives all of it to every rank without another round trip. All counts are at most
+MAX_BATCH, which single precision represents exactly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+from msgspec.structs import astuple
 
 from evenstep.errors import EvenstepError
 from evenstep.train.measure.host_load import HostLoad
 from evenstep.train.measure.meter import Meter
-from evenstep.train.plan.planner import NoPlanner, Planner
-from evenstep.train.plan.plans import Plans
-from evenstep.train.ports import Roster
-from evenstep.train.reduce import pulse
+from evenstep.train.plan.plans import Plans, RankPlan
+from evenstep.train.ports import NoPlanner, Planner, Roster
 from evenstep.train.reduce.loss_scale import LossScale, check_scales
-from evenstep.train.report import Report
-from evenstep.train.step import Step
+from evenstep.train.step import Report, Step
+
+REPORT_SIZE = len(Report.__struct_fields__)
 
 
 class Exchange:
@@ -40,10 +46,9 @@ class Exchange:
                 "no worker was assigned. Take training batches from session.loader only."
             )
         step.is_between = False
-        self.meter.ready()
         report = Report(
             samples=step.batch.samples,
-            compute_s=self.meter.compute_s(step.batch.samples),
+            compute_s=self.meter.ready(step.batch.samples),
             wait_s=self.meter.wait_s,
             free_cpu=self._host_load.free_cpu,
             free_memory=self._host_load.free_memory,
@@ -53,13 +58,13 @@ class Exchange:
         )
         plan = self.planner.next(step.number + 1 + self.prefetched)
         num_pending = roster.backward_done()
-        return pulse.encode(step.number, roster.world, roster.rank, report, plan, used, num_pending)
+        return _encode(step.number, roster.world, roster.rank, report, plan, used, num_pending)
 
     def read(self, summed: torch.Tensor) -> tuple[float, list[bool]]:
         """What makes the workers' weights add up to one, and the parameters that anyone used."""
         self.meter.reduced()
         step, roster = self._step, self._roster
-        reports, plan, num_pending, used = pulse.decode(summed, step.number, roster.world)
+        reports, plan, num_pending, used = _decode(summed, step.number, roster.world)
         if any(report.loss_scale != reports[0].loss_scale for report in reports):
             check_scales(reports)
         if plan is not None:
@@ -69,3 +74,49 @@ class Exchange:
         step.reduced(reports, roster.current)
         total = sum(r.weight for r in reports)
         return step.batch.total / total if total > 0 else 0.0, used
+
+
+def pulse_size(world: int) -> int:
+    """Numbers in a pulse without its flags."""
+    return world * REPORT_SIZE + 3 + world
+
+
+def _encode(
+    step: int,
+    world: int,
+    rank: int,
+    report: Report,
+    plan: RankPlan | None,
+    used: Sequence[bool],
+    num_generations: int,
+) -> torch.Tensor:
+    """This rank's part of a step's pulse. `num_generations`: to move on by after the step."""
+    begin, flags = world * REPORT_SIZE, pulse_size(world)
+    pulse = np.zeros(flags + len(used))
+    pulse[rank * REPORT_SIZE : (rank + 1) * REPORT_SIZE] = astuple(report)
+    if plan is not None:
+        ahead = plan.from_step - step  # at least 1, since 0 means no plan
+        pulse[begin : flags - 1] = (ahead, plan.lr_factor, *plan.shares)
+    pulse[flags - 1] = num_generations
+    pulse[flags:] = used
+    return torch.from_numpy(pulse)
+
+
+def _decode(
+    pulse: torch.Tensor, step: int, world: int
+) -> tuple[list[Report], RankPlan | None, int, list[bool]]:
+    """Reports by rank, the leader's plan, generations to move on by, and flags of parameters."""
+    values = pulse.tolist()
+    reports = []
+    for rank in range(world):
+        samples, *rest = values[rank * REPORT_SIZE : (rank + 1) * REPORT_SIZE]
+        fields = zip(Report.__struct_fields__, (int(samples), *rest), strict=True)
+        reports.append(Report(**dict(fields)))
+    begin, flags = world * REPORT_SIZE, pulse_size(world)
+    ahead, lr_factor, *shares, num_generations = values[begin:flags]
+    plan = None
+    if ahead:
+        plan = RankPlan(
+            from_step=step + int(ahead), shares=tuple(map(int, shares)), lr_factor=lr_factor
+        )
+    return reports, plan, int(num_generations), [v > 0 for v in values[flags:]]

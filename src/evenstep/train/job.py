@@ -10,14 +10,12 @@ import torch
 
 from evenstep.errors import ConfigError
 from evenstep.train.comm.backend import ends_on_error, surviving_errors
-from evenstep.train.comm.cards import card_of, on_cards
+from evenstep.train.comm.cards import card_of, card_random, on_cards, set_card_random
 from evenstep.train.comm.group import CPU, Group, GroupGoneError
 from evenstep.train.data.loader import Loader
-from evenstep.train.measure.lr_scale import LrScale
+from evenstep.train.exchange import pulse_size
 from evenstep.train.measure.meter import Meter
-from evenstep.train.plan.plans import Plans
-from evenstep.train.recover.random_state import card_random, set_card_random
-from evenstep.train.reduce import pulse
+from evenstep.train.plan.plans import LrScale, Plans
 from evenstep.train.reduce.loss_scale import LossScale
 from evenstep.train.reduce.norm_layers import NormLayers
 from evenstep.train.reduce.reducer import Reducer
@@ -54,7 +52,7 @@ class Job:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.step = Step()
-        self.lr_scale = LrScale(self.step)
+        self.lr_scale = LrScale()
         self.plans = Plans(self.lr_scale)
         self.loss_scale = LossScale()
         self.stateful: dict[str, Any] = {}  # optimizers, schedulers, registered objects, by name
@@ -124,7 +122,7 @@ class Job:
             return group
 
         gradients = join("gradients") if use_cards else control
-        model.reducer.regroup(gradients, control, pulse.size(control.world))
+        model.reducer.regroup(gradients, control, pulse_size(control.world))
         self.loss_scale.begin_roster()
         if model.norms.needs_group:
             model.norms.connect(join("norm"), self.step, on_wait, on_lost)

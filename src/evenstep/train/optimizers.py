@@ -1,18 +1,21 @@
-"""Checks around the steps of the script's optimizers."""
+"""Around the steps of the script's optimizers: checks, the learning-rate factor, void steps."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
 
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.job import Job
-from evenstep.train.step import FORGOTTEN
+from evenstep.train.plan.plans import LrScale
+from evenstep.train.step import FORGOTTEN, Step
 
 log = logging.getLogger("evenstep")
 
@@ -25,6 +28,7 @@ class OptimizerHooks:
     def __init__(self, job: Job, *, hands_over_state: bool, is_leader: Callable[[], bool]) -> None:
         self._job, self._is_leader = job, is_leader
         self._hands_over_state = hands_over_state
+        self._lr_factor = LrFactor(job.lr_scale, job.step)
         self._has_any = self._warned = False
         job.step.on_forgotten.append(self._forgotten)
 
@@ -33,7 +37,7 @@ class OptimizerHooks:
         self._has_any = True
         return [
             optimizer.register_step_pre_hook(self._before_step).remove,
-            self._job.lr_scale.attach(optimizer),
+            self._lr_factor.attach(optimizer),
             optimizer.register_step_post_hook(self._after_step).remove,
         ]
 
@@ -84,6 +88,46 @@ class OptimizerHooks:
         self._warned = True
 
 
+class LrFactor:
+    """Scales learning rates for the duration of `optimizer.step()` only.
+
+    Schedules, checkpoints and logs keep the user's own learning rate.
+    """
+
+    def __init__(self, lr_scale: LrScale, step: Step) -> None:
+        self._lr_scale, self._step = lr_scale, step
+        self._unscaled: dict[int, list[Any]] = {}  # the user's own rates during an optimizer step
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        """Apply the factor in every step of this optimizer. Returns a function that detaches it."""
+        hooks = (
+            optimizer.register_step_pre_hook(self._apply),
+            optimizer.register_step_post_hook(self._remove),
+        )
+
+        def detach() -> None:
+            for hook in hooks:
+                hook.remove()
+            self._remove(optimizer)  # left over from a step that raised
+
+        return detach
+
+    def _apply(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._remove(optimizer)  # left over from a step that raised
+        factor = self._lr_scale.at(self._step.batch.step)
+        if factor != 1.0:
+            groups = optimizer.param_groups
+            self._unscaled[id(optimizer)] = [group["lr"] for group in groups]
+            for group in groups:
+                group["lr"] = group["lr"] * factor  # not in place: it may be a tensor
+
+    def _remove(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group, lr in zip(
+            optimizer.param_groups, self._unscaled.pop(id(optimizer), []), strict=False
+        ):
+            group["lr"] = lr
+
+
 def _not_reduced(param: torch.Tensor, model: torch.nn.Module) -> str:
     """The error for a parameter whose gradient is not reduced."""
     name = next((f"{n}, " for n, p in model.named_parameters() if p is param), "")
@@ -117,3 +161,73 @@ def _stepping_scaler() -> GradScaler | None:
             if isinstance(caller, GradScaler):
                 return caller
     return None
+
+
+def skip_void_steps(
+    step: Step, objects: Iterable[Any], before: Callable[[], None]
+) -> Callable[[], None]:
+    """Skip the steps of optimizers and schedulers while the training step is void.
+
+    Calls `before` before every step of an optimizer that is not skipped. Returns a function that
+    makes all of them step as before again.
+    """
+    releases = []
+    for obj in objects:
+        if isinstance(obj, torch.optim.Optimizer):
+            releases.append(_skip_if_void(step, obj, before))
+        elif isinstance(obj, LRScheduler):
+            releases.append(_skip_if_void(step, obj, None))
+
+    def release() -> None:
+        for undo in reversed(releases):  # the last first: an object may be wrapped twice
+            undo()
+
+    return release
+
+
+def _skip_if_void(
+    step: Step, stepper: Any, before: Callable[[], None] | None
+) -> Callable[[], None]:
+    take_step = stepper.step
+    original = {"step": stepper.__dict__["step"]} if "step" in stepper.__dict__ else {}
+
+    @functools.wraps(take_step)  # keeps the mark that schedulers leave on it
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if step.is_void:
+            return None
+        if before is not None:
+            before()
+        return take_step(*args, **kwargs)
+
+    if isinstance(stepper, torch.optim.Optimizer):
+        stepper.__dict__["step"] = guarded  # as schedulers do
+
+        def undo() -> None:
+            if stepper.__dict__.get("step") is guarded:  # else a scheduler has wrapped it since
+                del stepper.__dict__["step"]
+                stepper.__dict__.update(original)
+    else:
+        # A scheduler's attributes are its state_dict, so none may be added: change its class.
+        kind = type(stepper)
+        stepper.__class__ = type(kind.__name__, (kind,), {"step": staticmethod(guarded)})
+
+        def undo() -> None:
+            stepper.__class__ = kind
+
+    return undo
+
+
+def check_schedulers(objects: Iterable[Any]) -> None:
+    """Raise if an optimizer has a scheduler that was not given to the session."""
+    objects = list(objects)
+    known = {id(obj.optimizer) for obj in objects if isinstance(obj, LRScheduler)}
+    for optimizer in objects:
+        if not isinstance(optimizer, torch.optim.Optimizer) or id(optimizer) in known:
+            continue
+        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):  # a mark that schedulers leave
+            raise ConfigError(
+                "scheduler",
+                f"the one of {type(optimizer).__name__} is not known to the run: workers that join "
+                "would begin its schedule anew. Pass it along: session.prepare(model, optimizer, "
+                "scheduler)",
+            )

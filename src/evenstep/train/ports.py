@@ -8,9 +8,35 @@ import torch
 
 from evenstep.messages import Generation
 from evenstep.train.comm.group import GroupGoneError
-from evenstep.train.plan.planner import Planner
+from evenstep.train.plan.plans import RankPlan
 from evenstep.train.reduce.reducer import Reducer
-from evenstep.train.report import RankPlan
+from evenstep.train.step import Step
+
+
+class Planner(Protocol):
+    """Turns measured steps into plans, locally or by the coordinator. Never blocks training."""
+
+    def next(self, from_step: int) -> RankPlan | None:
+        """The newest plan, once, valid from a step on; None on every rank but the leader."""
+
+    def report(self, step: Step) -> None:
+        """Take note of a step that was just committed."""
+
+    def close(self) -> None:
+        """Stop planning."""
+
+
+class NoPlanner:
+    """For ranks that do not lead, which learn of plans in the pulse, and for plans made ahead."""
+
+    def next(self, from_step: int) -> RankPlan | None:
+        return None
+
+    def report(self, step: Step) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class Roster(Protocol):

@@ -19,9 +19,11 @@ import msgspec
 
 from evenstep.errors import EvenstepError
 from evenstep.messages import Generation
-from evenstep.train.report import Report
+from evenstep.types import StepReport, WorkerId
 
 FORGOTTEN = 200  # batches without any optimizer step, after which something is likely wrong
+MAX_BATCH = 2**24  # counts travel in single precision
+EWMA_WEIGHT = 0.2  # of the newest step in the usual step time
 
 
 class Phase(Enum):
@@ -44,11 +46,39 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     position: int = 0  # samples of the whole job before this step
 
 
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank measured in one step; its fields are in the order of the pulse."""
+
+    samples: int
+    compute_s: float
+    wait_s: float
+    free_cpu: float
+    free_memory: float
+    weight: float  # of this rank's mean loss: its samples, or tokens
+    grad_squared_norm: float = 0.0  # of its own mean gradient; 0: not measured
+    loss_scale: float = 0.0  # of its GradScalers; 1: none; 0: unknown
+
+    def to_step_report(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
+        """The worker's report to the engine, with its mean compute time over similar steps."""
+        return StepReport(
+            worker=worker,
+            samples=self.samples,
+            compute_s=compute_s,
+            wait_s=self.wait_s,
+            free_cpu=self.free_cpu,
+            free_memory=self.free_memory,
+            grad_squared_norm=self.grad_squared_norm,
+            spread_s=spread_s,
+        )
+
+
 class Step:
     """The step at hand. Listeners are called in the order in which they were added."""
 
     def __init__(self) -> None:
         self.number = 0  # the step at hand, or the next one
+        self.num_reduced = 0  # steps whose gradients this worker has reduced
+        self.num_sums = 0  # other sums over all workers that it has completed
         self.phase = Phase.COMMITTED
         self.has_batch = False
         self.is_between = False  # reduced, and the loop has not asked for the next batch yet
@@ -58,7 +88,7 @@ class Step:
         self.grad_squared_norm = 0.0  # of the reduced gradient; 0: not measured
         self.measures_noise = False  # squared norms of gradients, for adaptive learning rates
         self.num_unused = 0  # batches whose gradients no optimizer step has used yet
-        self.seconds = 0.0  # that the last committed step took
+        self.seconds = self.usual_s = 0.0  # that the last committed step took, and an EWMA of it
         self.on_fetched: list[Callable[[], None]] = []
         self.on_reduced: list[Callable[[], None]] = []
         self.on_committed: list[Callable[[], None]] = []
@@ -100,6 +130,7 @@ class Step:
         if not self.reports or not self.num_unused:  # a second pass of the same batch adds none
             self.num_unused += 1
         self.reports, self.reduced_by, self.is_between = reports, by, True
+        self.num_reduced = self.number + 1
         if self.phase is not Phase.ADOPTED:
             self.phase = Phase.REDUCED
         _notify(self.on_reduced)
@@ -129,6 +160,8 @@ class Step:
             self.seconds = ended_s - self._began_s
         self.has_batch, self._left_s = False, None
         if reduced_here:
+            usual_s = self.usual_s or self.seconds
+            self.usual_s = usual_s + EWMA_WEIGHT * (self.seconds - usual_s)
             _notify(self.on_committed)
             if self.num_unused > FORGOTTEN:
                 _notify(self.on_forgotten)

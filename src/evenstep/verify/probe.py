@@ -21,9 +21,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import default_collate
 
 from evenstep.train.data.order import rank_ranges
+from evenstep.train.plan.plans import RankPlan
 from evenstep.train.reduce.batch_norm import local_layers
 from evenstep.train.reduce.reducer import Reducer
-from evenstep.train.report import RankPlan
 from evenstep.train.session import Finished
 from evenstep.verify.records import (
     ENV_VARIABLE,

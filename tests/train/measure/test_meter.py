@@ -75,8 +75,7 @@ def step(meter: Meter, gpu: FakeGpu, seconds: float, samples: int, wait_s: float
     """The reported compute time of a step that the host completes before its GPU begins."""
     meter.begin()
     gpu.work(seconds)
-    meter.ready()
-    reported = meter.compute_s(samples)
+    reported = meter.ready(samples)
     gpu.work(wait_s)
     meter.reduced()
     return reported
@@ -130,14 +129,13 @@ def test_waiting_for_all_reduces_on_a_gpu_is_not_compute_time(
     meter.begin()
     for _ in range(passes):
         gpu.work(0.2)
-        meter.ready()
-        computed_s = meter.compute_s(8)
+        computed_s = meter.ready(8)
         gpu.work(0.3)
         meter.reduced()
     assert computed_s == pytest.approx(0.2 * passes)
     meter.begin()
     gpu.work(0.2)
-    meter.ready()
+    meter.ready(8)
     assert meter.wait_s == pytest.approx(0.3 * passes)
 
 
@@ -149,20 +147,18 @@ def test_a_void_step_does_not_change_what_the_next_one_reports(
     meter.begin()
     gpu.work(5.0)
     if lost == "after":  # the group was lost after the gradients were ready
-        meter.ready()
-        meter.compute_s(3)
+        meter.ready(3)
     assert step(meter, gpu, 0.6, 8) == pytest.approx(0.5 if lost == "before" else 0.6)
 
 
 def test_a_pass_that_was_never_reduced_counts_with_the_next(meter: Meter, gpu: FakeGpu) -> None:
     meter.begin()
     gpu.work(1.0)
-    meter.ready()
+    meter.ready(8)
     gpu.work(0.5)
-    meter.ready()
+    assert meter.ready(8) == pytest.approx(1.5)
     gpu.work(0.25)
     meter.reduced()
-    assert meter.compute_s(8) == pytest.approx(1.5)
     meter.begin()
     assert meter.wait_s == pytest.approx(0.25)
 
@@ -173,17 +169,15 @@ def test_a_host_reports_the_current_step_without_its_waits() -> None:
     meter.begin()
     for _ in range(2):
         clock.now_s += 1.0
-        meter.ready()
+        meter.ready(8)
         clock.now_s += 0.5
         meter.reduced()
     meter.begin()
     assert meter.wait_s == 1.0
     clock.now_s += 2.0
     meter.waited(0.25)  # in a synchronised layer
-    meter.ready()
-    assert meter.compute_s(8) == 1.75
+    assert meter.ready(8) == 1.75
     meter.reduced()
     meter.begin()
     assert meter.wait_s == 0.25
-    meter.ready()
-    assert meter.compute_s(8) == MIN_S
+    assert meter.ready(8) == MIN_S

@@ -16,8 +16,7 @@ from evenstep.journal import Journal, read
 from evenstep.pace import WATCHED_STEPS
 from evenstep.strict import build
 from evenstep.train.plan.local import LocalPlanner
-from evenstep.train.report import Report
-from evenstep.train.step import Batch, Step
+from evenstep.train.step import Batch, Report, Step
 from evenstep.types import StepDone, Worker
 from tests.decide.uncapped import Uncapped
 

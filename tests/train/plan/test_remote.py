@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from evenstep.messages import Generation, Stepped
 from evenstep.pace import BUDGET_FRACTION, BURST_S, WATCHED_STEPS
 from evenstep.train.plan.remote import MESSAGE_S, RemotePlanner
-from evenstep.train.report import Report
-from evenstep.train.step import Batch, Step
+from evenstep.train.step import Batch, Report, Step
 
 STEP_S, SHARE = 0.01, 32
 

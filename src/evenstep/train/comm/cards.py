@@ -1,4 +1,4 @@
-"""Whether gradients are reduced on the GPUs, by NCCL, or in host memory, by Gloo.
+"""GPUs: whether gradients are reduced on them, by NCCL, or in host memory; their random state.
 
 NCCL needs a GPU of its own for every rank. In an elastic run a worker that dies may leave NCCL
 hanging, so gradients go through host memory there unless EVENSTEP_NCCL=1 is set on all workers.
@@ -19,6 +19,8 @@ from evenstep.train.comm.group import Group
 log = logging.getLogger("evenstep")
 
 USE_NCCL = "EVENSTEP_NCCL"
+CARD_BYTES = 16  # of a CUDA generator's state: a seed and an offset
+NO_CARD = 255  # in every byte; zeros would be the state after a seed of 0
 
 
 def card_of(device: torch.device) -> int:
@@ -58,3 +60,19 @@ def why_on_host(cards: Sequence[int], willing: Sequence[int]) -> str:
 @cache  # once for each reason, not in every generation
 def _log_once(why: str) -> None:
     log.info("gradients on CUDA are reduced in host memory, by Gloo: %s", why)
+
+
+def card_random(device: torch.device) -> torch.Tensor:
+    """The state of the GPU's random generator; elsewhere, a placeholder of the same size.
+
+    So workers with and without a GPU can exchange it.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.full((CARD_BYTES,), NO_CARD, dtype=torch.uint8)
+
+
+def set_card_random(device: torch.device, state: torch.Tensor | None) -> None:
+    """Restore what `card_random` returned, here or elsewhere; no-op if either side had no GPU."""
+    if device.type == "cuda" and state is not None and not bool((state == NO_CARD).all()):
+        torch.cuda.set_rng_state(state, device)

@@ -17,8 +17,7 @@ from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.data.order import Order
 from evenstep.train.plan.plans import Plans
 from evenstep.train.ports import Observer, Roster
-from evenstep.train.reduce.pulse import MAX_BATCH
-from evenstep.train.step import Batch, Step
+from evenstep.train.step import MAX_BATCH, Batch, Step
 
 Weight = Callable[[Any], float]
 

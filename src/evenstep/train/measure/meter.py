@@ -92,12 +92,19 @@ class Meter:
             self._previous = self._step
         self._step = StepTimes([self._clock.now()])
 
-    def ready(self) -> None:
-        """The last local gradient of a backward pass is ready."""
-        stamps = self._step.stamps
-        if len(stamps) % 2 == 0:  # the previous pass was never reduced
-            del stamps[-1:]
-        stamps.append(self._clock.now())
+    def ready(self, samples: int) -> float:
+        """The last local gradient of a backward pass is ready: the compute time of the step.
+
+        `samples`: of the step at hand.
+        """
+        step, previous = self._step, self._previous
+        if len(step.stamps) % 2 == 0:  # the previous pass was never reduced
+            del step.stamps[-1:]
+        step.stamps.append(self._clock.now())
+        step.samples = samples
+        if self._clock.deferred and previous is not None and previous.samples == samples:
+            step = previous
+        return max(MIN_S, self._sum(step.stamps) - step.waited_s)
 
     def reduced(self) -> None:
         """The gradients are reduced: the time since `ready` was spent waiting."""
@@ -106,14 +113,6 @@ class Meter:
     def waited(self, seconds: float) -> None:
         """Count time spent waiting for other workers in mid-pass, as in synchronised layers."""
         self._step.waited_s += seconds
-
-    def compute_s(self, samples: int) -> float:
-        """Compute time of the step at hand, which has so many samples."""
-        self._step.samples = samples
-        step, previous = self._step, self._previous
-        if self._clock.deferred and previous is not None and previous.samples == samples:
-            step = previous
-        return max(MIN_S, self._sum(step.stamps) - step.waited_s)
 
     @property
     def wait_s(self) -> float:

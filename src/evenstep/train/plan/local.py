@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from evenstep.engine import Engine
 from evenstep.pace import Sampling
 from evenstep.train.measure.host_load import thread_busy_s
-from evenstep.train.report import RankPlan, Report
-from evenstep.train.step import Step
+from evenstep.train.plan.plans import RankPlan
+from evenstep.train.step import Report, Step
 from evenstep.types import Joined, Pause, Plan, StepDone, Worker
 
 log = logging.getLogger("evenstep")

@@ -5,9 +5,59 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
-from evenstep.train.measure.lr_scale import LrScale
-from evenstep.train.report import RankPlan
+import msgspec
+
+
+class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares by rank, valid from a step on, and the learning-rate factor that goes with them."""
+
+    from_step: int
+    shares: tuple[int, ...]
+    lr_factor: float = 1.0
+
+
+class LrScale:
+    """The factor on the learning rate where the global batch changes with the number of workers.
+
+    It moves from one value to the next, at once or linearly over some steps.
+    """
+
+    def __init__(self) -> None:
+        self._step, self._from, self._to, self._over = 0, 1.0, 1.0, 0
+
+    @property
+    def target(self) -> float:
+        """The current factor, or the one at the end of the warm-up."""
+        return self._to
+
+    def set_target(self, step: int, factor: float, over_steps: int = 0) -> None:
+        """Move to a factor from a step on, linearly over so many steps."""
+        self._from, self._step = self.at(step), step
+        self._to, self._over = factor, over_steps
+
+    def steps_left(self, step: int) -> int:
+        """Steps left, at the start of a step, until the target is reached."""
+        return max(0, self._step + self._over - step)
+
+    def at(self, step: int) -> float:
+        """The factor at a step."""
+        done = step - self._step + 1
+        if done <= 0:
+            return self._from
+        if done >= self._over:
+            return self._to
+        return self._from + (self._to - self._from) * done / self._over
+
+    def state_dict(self) -> dict[str, Any]:
+        """For joiners and checkpoints."""
+        return {"step": self._step, "from": self._from, "to": self._to, "over": self._over}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where another worker is."""
+        self._step, self._from = state["step"], state["from"]
+        self._to, self._over = state["to"], state["over"]
 
 
 class Plans:

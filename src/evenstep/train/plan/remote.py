@@ -12,8 +12,8 @@ from typing import Protocol
 
 from evenstep.messages import NewPlan, Stepped
 from evenstep.pace import Sampling
-from evenstep.train.report import RankPlan, Report
-from evenstep.train.step import Step
+from evenstep.train.plan.plans import RankPlan
+from evenstep.train.step import Report, Step
 
 MESSAGE_S = 0.002  # measured CPU cost of one message, sender and receiver together
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
+import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
-from evenstep.errors import ConfigError
+from evenstep.train.comm.cards import card_random, set_card_random
+from evenstep.train.recover.flatten import unflatten
 from evenstep.train.recover.state import TrainingState
-from evenstep.train.recover.undo import Undo
 from evenstep.train.step import Step
 
 KNOWN_BATCHES = 1000  # after which a script has shown whether it alternates
@@ -25,22 +26,17 @@ class Alternation:
     they do not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
         self.stepped = False  # an optimizer, in this batch
-        self._num_optimizers = 0
+        self._several = len(optimizers) > 1
         self._batches_left = KNOWN_BATCHES
-        self._seen = False
+        # LBFGS calls backward inside its step.
+        self._seen = any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers)
 
     @property
     def expected(self) -> bool:
         """Whether to save the whole state before an optimizer step."""
-        return self._seen or (self._num_optimizers > 1 and self._batches_left > 0)
-
-    def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """One more optimizer takes part."""
-        self._num_optimizers += 1
-        if isinstance(optimizer, torch.optim.LBFGS):  # calls backward inside its step
-            self._seen = True
+        return self._seen or (self._several and self._batches_left > 0)
 
     def begin_batch(self) -> None:
         """A batch is in hand."""
@@ -60,110 +56,101 @@ class Rollback:
     ) -> None:
         self._step, self._state = step, state
         self._stateful = stateful  # the script may register more objects later
-        scalers = [obj for obj in stateful.values() if isinstance(obj, torch.amp.GradScaler)]
-        self._undo, self.alternation = Undo(model, scalers), Alternation()
+        objects = list(stateful.values())
+        self.alternation = Alternation(
+            [obj for obj in objects if isinstance(obj, torch.optim.Optimizer)]
+        )
+        self._params = list(model.parameters())  # all: a frozen one may be unfrozen later
+        self._device = self._params[0].device
+        self._buffers = list(model.buffers())
+        self._saved_buffers = [b.clone() for b in self._buffers]
+        self._scalers = [obj for obj in objects if isinstance(obj, GradScaler)]
+        self._saved_scalers: list[Any] = []
+        self._saved_grads: list[torch.Tensor | None] = []
+        self._saved_registered: list[tuple[Any, Any]] = []  # objects and their states
+        self._saved_everything: tuple[bytes, list[torch.Tensor]] | None = None
+        self._save_random()
         self.num_unused_before = 0  # batches accumulated when the step at hand began
-        self._releases: list[Callable[[], None]] = []
-
-    def attach(self) -> None:
-        """Skip the steps of optimizers and schedulers in void steps, until `detach`."""
-        for stepper in self._stateful.values():
-            before = None
-            if isinstance(stepper, torch.optim.Optimizer):
-                before = self._before_optimizer_step
-                self.alternation.add(stepper)
-            if isinstance(stepper, torch.optim.Optimizer | LRScheduler):
-                self._releases.append(skip_if_void(self._step, stepper, before))
-
-    def detach(self) -> None:
-        """Make optimizers and schedulers step as before again."""
-        while self._releases:
-            self._releases.pop()()  # the last first: an object may be wrapped twice
+        self._counts_before = 0, 0  # reduced steps and other sums
 
     def begin_step(self) -> None:
         """A batch is in hand: save what the forward pass is about to change."""
-        self.num_unused_before = self._step.num_unused
-        self._undo.save(accumulating=self._step.num_unused > 0)
+        step = self._step
+        self.num_unused_before = step.num_unused
+        self._counts_before = step.num_reduced, step.num_sums
+        if self._buffers:
+            torch._foreach_copy_(self._saved_buffers, self._buffers)
+        self._saved_scalers = [scaler.state_dict() for scaler in self._scalers]
+        self._saved_grads = []
+        if step.num_unused:  # gradients of earlier batches have accumulated
+            self._saved_grads = [None if p.grad is None else p.grad.clone() for p in self._params]
+        self._save_random()
+        self._saved_everything, self._saved_registered = None, []
         self.alternation.begin_batch()
 
-    def _before_optimizer_step(self) -> None:
-        if self.alternation.expected and not self._undo.has_everything:
-            self._undo.save_everything(self._state)
+    def _save_random(self) -> None:
+        self._random, self._card_random = torch.get_rng_state(), None
+        if self._device.type == "cuda":  # else not even the placeholder: making it takes 30 us
+            self._card_random = card_random(self._device)
+
+    def before_optimizer_step(self) -> None:
+        """An optimizer is about to step: save everything if the training step may go on after."""
+        if self.alternation.expected and self._saved_everything is None:
+            structure, tensors = self._state.flatten()
+            self._saved_everything = structure, [tensor.clone() for tensor in tensors]
         self.alternation.stepped = True
 
     @property
     def is_possible(self) -> bool:
         """Whether the state at the start of the step at hand is still known."""
-        return not self.alternation.stepped or self._undo.has_everything
+        return not self.alternation.stepped or self._saved_everything is not None
 
     def step_is_void(self) -> None:
-        """From here on, undo what the rest of the loop does to registered objects too."""
+        """From here on, undo what the rest of the loop does to registered objects too.
+
+        Weight averages and the like are updated after the backward pass, so saving them now, when
+        the loss of a worker is noticed, is early enough.
+        """
         # Optimizers and schedulers are skipped, and scalers are saved in every step.
-        handled = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+        handled = (torch.optim.Optimizer, LRScheduler, GradScaler)
         registered = [obj for obj in self._stateful.values() if not isinstance(obj, handled)]
-        self._undo.save_registered(registered)
+        self._saved_registered = [(obj, copy.deepcopy(obj.state_dict())) for obj in registered]
 
     def restore(self) -> None:
-        """Return to the state in which the step at hand began."""
-        self._step.num_unused = self.num_unused_before
-        self._undo.restore()
+        """Return to where the step at hand began; the loop may go on and change it again.
+
+        Gradients of this step alone stay, since the rest of the loop may look at them; `finish`
+        drops them.
+        """
+        step = self._step
+        step.num_unused = self.num_unused_before
+        step.num_reduced, step.num_sums = self._counts_before
+        self._restore()
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        if self._saved_everything is not None:
+            structure, tensors = self._saved_everything
+            self._state.apply(unflatten(structure, [tensor.clone() for tensor in tensors]))
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._saved_buffers)
+        for param, grad in zip(self._params, self._saved_grads, strict=False):
+            param.grad = None if grad is None else grad.clone()
+        for scaler, saved in zip(self._scalers, self._saved_scalers, strict=True):
+            scaler.load_state_dict(saved)
+        for obj, saved in self._saved_registered:
+            obj.load_state_dict(copy.deepcopy(saved))  # it may keep what it is given
+        torch.set_rng_state(self._random)
+        set_card_random(self._device, self._card_random)
 
     def finish(self) -> None:
-        """The loop is done with the void step: nothing of it stays."""
-        self._undo.finish()
+        """The loop is done with the void step: nothing of it stays, its gradients included."""
+        self._restore()
+        if not self._saved_grads:
+            self.drop_gradients()
 
     def drop_gradients(self) -> None:
-        """The gradients here belong to batches that the other workers' optimizers have used."""
-        self._undo.drop_gradients()
-
-
-def skip_if_void(
-    step: Step, stepper: Any, before: Callable[[], None] | None = None
-) -> Callable[[], None]:
-    """Skip `stepper.step()` while the training step is void, else call `before` first.
-
-    Returns a function that takes the change back.
-    """
-    take_step = stepper.step
-    original = {"step": stepper.__dict__["step"]} if "step" in stepper.__dict__ else {}
-
-    @functools.wraps(take_step)  # keeps the mark that schedulers leave on it
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        if step.is_void:
-            return None
-        if before is not None:
-            before()
-        return take_step(*args, **kwargs)
-
-    if isinstance(stepper, torch.optim.Optimizer):
-        stepper.__dict__["step"] = guarded  # as schedulers do
-
-        def undo() -> None:
-            if stepper.__dict__.get("step") is guarded:  # else a scheduler has wrapped it since
-                del stepper.__dict__["step"]
-                stepper.__dict__.update(original)
-    else:
-        # A scheduler's attributes are its state_dict, so none may be added: change its class.
-        kind = type(stepper)
-        stepper.__class__ = type(kind.__name__, (kind,), {"step": staticmethod(guarded)})
-
-        def undo() -> None:
-            stepper.__class__ = kind
-
-    return undo
-
-
-def check_schedulers(objects: Iterable[Any]) -> None:
-    """Raise if an optimizer has a scheduler that was not given to the session."""
-    objects = list(objects)
-    known = {id(obj.optimizer) for obj in objects if isinstance(obj, LRScheduler)}
-    for optimizer in objects:
-        if not isinstance(optimizer, torch.optim.Optimizer) or id(optimizer) in known:
-            continue
-        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):  # a mark that schedulers leave
-            raise ConfigError(
-                "scheduler",
-                f"the one of {type(optimizer).__name__} is not known to the run: workers that join "
-                "would begin its schedule anew. Pass it along: session.prepare(model, optimizer, "
-                "scheduler)",
-            )
+        """Drop the gradients of this step and of earlier ones."""
+        self._saved_grads = []
+        for param in self._params:
+            param.grad = None

@@ -12,7 +12,7 @@ from typing import Any
 from torch.amp import GradScaler
 
 from evenstep.errors import ConfigError
-from evenstep.train.report import Report
+from evenstep.train.step import Report
 
 UNKNOWN = 0.0
 SAME_SCALER = (

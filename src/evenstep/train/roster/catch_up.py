@@ -1,9 +1,16 @@
-"""At the start of a generation: bring workers that are behind to the newest state."""
+"""At the start of a generation: bring workers that are behind to the newest state.
+
+When a worker dies during an all-reduce, some of the others may have its result and some not. So a
+new generation first compares positions: the highest reduced step wins, and ranks that have it send
+their state to ranks that have not. The same holds for each sum between steps.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import msgspec
 import torch
-from msgspec.structs import replace
 
 from evenstep.errors import EvenstepError
 from evenstep.train.comm.group import Group
@@ -14,51 +21,87 @@ from evenstep.train.recover.preallocate import Preallocation
 from evenstep.train.recover.rollback import Rollback
 from evenstep.train.recover.state import TrainingState
 from evenstep.train.roster.checkpointing import CheckpointSaver
-from evenstep.train.roster.position import Position, compare_positions
+
+FIELDS = 5  # has_state, steps, sums, bytes of the last sum, whether gradients are unused
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps whose gradients this worker has reduced, and other sums that it has completed."""
+
+    has_state: bool = False  # of the run
+    steps: int = 0
+    sums: int = 0
+    sum_bytes: int = 0  # size of the last sum's result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestState:
+    """Which ranks of a group have the newest state, and its position."""
+
+    position: Position  # of the sources; without `has_state`: no rank has one
+    sources: tuple[int, ...]
+    missing_sum: tuple[int, ...]  # sources without the result of the last sum
+    has_gradients: bool  # that no optimizer has used yet: part of the state
+
+    def share_last_sum(self, group: Group, result: torch.Tensor) -> torch.Tensor:
+        """Send the last sum to ranks that miss it; `result` is what this rank has, as bytes."""
+        if not self.missing_sum:
+            return result
+        root = next(rank for rank in self.sources if rank not in self.missing_sum)
+        if group.rank != root:
+            result = torch.zeros(self.position.sum_bytes, dtype=torch.uint8)
+        group.broadcast(result, root=root)
+        return result
+
+
+def compare_positions(group: Group, own: Position, *, has_gradients: bool) -> NewestState:
+    """Find the ranks with the newest state. All ranks of the group call this."""
+    table = torch.zeros(group.world, FIELDS, dtype=torch.float64)
+    row = (own.has_state, own.steps, own.sums, own.sum_bytes, has_gradients)
+    table[group.rank] = torch.tensor(row, dtype=torch.float64)
+    rows = [tuple(map(int, row)) for row in group.sum(table).tolist()]
+    # If no rank has a state, all take the leader's fresh one.
+    furthest = max((row[1] for row in rows if row[0]), default=-1)
+    sources = tuple(r for r, row in enumerate(rows) if row[0] and row[1] == furthest) or (0,)
+    sums = max(rows[rank][2] for rank in sources)
+    missing_sum = tuple(rank for rank in sources if rows[rank][2] < sums)
+    holder = next(rank for rank in sources if rows[rank][2] == sums)
+    position = Position(
+        has_state=furthest >= 0, steps=max(0, furthest), sums=sums, sum_bytes=rows[holder][3]
+    )
+    unused = any(rows[rank][4] for rank in sources)
+    return NewestState(
+        position=position, sources=sources, missing_sum=missing_sum, has_gradients=unused
+    )
 
 
 class CatchUp:
-    """This worker's position, and the result of the last sum, for workers that missed it."""
+    """Whether this worker has the run's state, and the last sum, for workers that missed it."""
 
     def __init__(
         self, job: Job, state: TrainingState, rollback: Rollback, saver: CheckpointSaver
     ) -> None:
         self._job, self._state, self._rollback = job, state, rollback
         self._saver, self._preallocation = saver, Preallocation()
-        self.position = self._position_before = Position()
+        self._has_state = False
         self._last_sum = torch.zeros(0, dtype=torch.uint8)  # its bytes
 
     def preallocate(self) -> None:
         """Make room for the state that the others will hand over, while they train."""
         self._preallocation.make(self._job.stateful.values())
 
-    def begin_step(self) -> None:
-        """Remember where to return to if the step turns out void."""
-        self._position_before = self.position
-        self._rollback.begin_step()
-
-    def reduced(self) -> None:
-        """The step at hand is reduced."""
-        self.position = replace(self.position, steps=self._job.step.number + 1)
-
     def summed(self, result: torch.Tensor) -> None:
         """A sum outside of the gradients is complete."""
-        sums, sum_bytes = self.position.sums + 1, result.nbytes
-        self.position = replace(self.position, sums=sums, sum_bytes=sum_bytes)
+        self._job.step.num_sums += 1
         self._last_sum = result.reshape(-1).view(torch.uint8)
 
     def last_sum(self, like: torch.Tensor) -> torch.Tensor:
         """The result of the last sum, in the type and shape of a tensor."""
         return self._last_sum.clone().view(like.dtype).view(like.shape)
 
-    def roll_back(self) -> None:
-        """Return to where the step at hand began."""
-        self.position = self._position_before
-        self._rollback.restore()
-
     def forget(self) -> None:
         """Whatever this worker has will be out of date."""
-        self.position = Position()
+        self._has_state, self._job.step.num_sums = False, 0
 
     def run(self, group: Group, resume: str) -> bool:
         """Compare positions and hand over state; all ranks of a new group call it.
@@ -67,8 +110,12 @@ class CatchUp:
         knows of, for when nobody has.
         """
         job, step, state = self._job, self._job.step, self._state
-        has_state = self.position.has_state and not state.torn
-        own = replace(self.position, has_state=has_state)
+        own = Position(
+            has_state=self._has_state and not state.torn,
+            steps=step.num_reduced,
+            sums=step.num_sums,
+            sum_bytes=len(self._last_sum),
+        )
         failpoint("compare")
         newest = compare_positions(group, own, has_gradients=step.num_unused > 0)
         if not newest.position.has_state:
@@ -84,8 +131,8 @@ class CatchUp:
             step.adopt()
             self._preallocation.filled()
         self._last_sum = newest.share_last_sum(group, self._last_sum)
-        steps = max(newest.position.steps, step.num_done)
-        self.position = replace(newest.position, has_state=True, steps=steps)
+        step.num_reduced = max(newest.position.steps, step.num_done)
+        step.num_sums, self._has_state = newest.position.sums, True
         return newest.position.has_state
 
     def _start_anew(self, rank: int, resume: str) -> None:

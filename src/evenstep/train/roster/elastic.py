@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -21,12 +22,13 @@ from evenstep.messages import Began, Done, Failed, Generation, Leaving, Ready
 from evenstep.train.comm.group import GroupGoneError, WorkerLostError
 from evenstep.train.comm.model_check import model_digest
 from evenstep.train.comm.transfer import await_closed
+from evenstep.train.exchange import pulse_size
 from evenstep.train.job import Job
+from evenstep.train.optimizers import check_schedulers, skip_void_steps
+from evenstep.train.plan.plans import RankPlan
 from evenstep.train.plan.remote import RemotePlanner
-from evenstep.train.recover.rollback import Rollback, check_schedulers
+from evenstep.train.recover.rollback import Rollback
 from evenstep.train.recover.state import TrainingState
-from evenstep.train.reduce import pulse
-from evenstep.train.report import RankPlan
 from evenstep.train.roster.catch_up import CatchUp
 from evenstep.train.roster.checkpointing import CheckpointSaver, open_checkpoints
 from evenstep.train.roster.generations import (
@@ -73,6 +75,7 @@ class ElasticRoster:
         self._rollback: Rollback
         self._saver: CheckpointSaver
         self._catch_up: CatchUp
+        self._release_steps: Callable[[], None]
 
     @property
     def generation(self) -> int:
@@ -126,11 +129,12 @@ class ElasticRoster:
         self._saver = CheckpointSaver(job, self._state, checkpoints, every_s)
         self._catch_up = CatchUp(job, self._state, self._rollback, self._saver)
         self._has_entered = True
-        self._rollback.attach()
-        step.on_fetched.insert(0, self._catch_up.begin_step)  # before the meter starts
-        step.on_reduced.append(self._reduced)
-        step.on_committed.append(tracker.took_step)
-        model.reducer.warm_up(pulse.size(PULSE_WORKERS))
+        self._release_steps = skip_void_steps(
+            step, job.stateful.values(), self._rollback.before_optimizer_step
+        )
+        step.on_fetched.insert(0, self._rollback.begin_step)  # before the meter starts
+        step.on_reduced.append(tracker.stop_waiting)
+        model.reducer.warm_up(pulse_size(PULSE_WORKERS))
         model.reducer.give_up_if(tracker.superseded, model.module)
         if tracker.welcome.underway:
             self._catch_up.preallocate()
@@ -169,15 +173,11 @@ class ElasticRoster:
         self._rollback.alternation.backward()
         return self._tracker.num_pending if self._tracker.leads else 0
 
-    def _reduced(self) -> None:
-        self._tracker.waiting = False
-        self._catch_up.reduced()
-
     @property
     def _is_reduced(self) -> bool:
         """Whether all workers have reduced the last backward pass of the batch in hand."""
-        ahead = self._catch_up.position.steps > self._job.step.number
-        return ahead and not self._rollback.alternation.expected
+        step = self._job.step
+        return step.num_reduced > step.number and not self._rollback.alternation.expected
 
     def move_on(self, num: int) -> None:
         """Move on by so many generations at the end of this step."""
@@ -188,7 +188,7 @@ class ElasticRoster:
         try:
             return self._sum(values)
         finally:
-            self._tracker.waiting = False
+            self._tracker.stop_waiting()
 
     def _sum(self, values: torch.Tensor) -> torch.Tensor:
         step = self._job.step
@@ -201,8 +201,8 @@ class ElasticRoster:
             return values
         if self._lost_group:
             self._regroup()  # first: workers ahead may have taken sums that this one has not
-        wanted = self._catch_up.position.sums + 1
-        while self._catch_up.position.sums < wanted:
+        wanted = step.num_sums + 1
+        while step.num_sums < wanted:
             if self._lost_group:
                 self._regroup()
                 continue
@@ -236,7 +236,7 @@ class ElasticRoster:
                 "its last backward pass, for the first time, and that cannot be undone. Resume "
                 "from the newest checkpoint with evenstep run --resume."
             ) from error
-        self._catch_up.roll_back()
+        self._rollback.restore()
         self._rollback.step_is_void()
         self._close_groups()
 
@@ -250,7 +250,7 @@ class ElasticRoster:
         """
         tracker, job, step = self._tracker, self._job, self._job.step
         if step.is_void:
-            self._catch_up.roll_back()  # again: the pass may have run on after the group was lost
+            self._rollback.restore()  # again: the pass may have run on after the group was lost
         while True:
             generation = tracker.next(planned)
             began_s = time.monotonic()
@@ -293,8 +293,9 @@ class ElasticRoster:
         job.plans.warmup_steps = generation.lr_warmup_steps
         if generation.lr_factor != job.lr_scale.target:
             # A worker may be inside a step that all have reduced: that one keeps its factor.
-            from_step = self._catch_up.position.steps
-            job.lr_scale.set_target(from_step, generation.lr_factor, generation.lr_warmup_steps)
+            job.lr_scale.set_target(
+                step.num_reduced, generation.lr_factor, generation.lr_warmup_steps
+            )
         if tracker.leads:
             self._planner.watch_closely()
             tracker.control.send(Began(generation=generation.number, step=step.number))
@@ -319,7 +320,7 @@ class ElasticRoster:
 
     def _waited(self, seconds: float) -> None:
         self._job.model.meter.waited(seconds)
-        self._tracker.waiting = False
+        self._tracker.stop_waiting()
 
     def _close_groups(self) -> None:
         if self._job.has_model:
@@ -343,7 +344,7 @@ class ElasticRoster:
             adopted = step.phase is Phase.ADOPTED
             if adopted or self._is_reduced or not self._rollback.is_possible:
                 return
-            self._catch_up.roll_back()
+            self._rollback.restore()
         self._saver.save(wait=wait)
 
     def trained(self) -> None:
@@ -387,6 +388,6 @@ class ElasticRoster:
     def close(self) -> None:
         """Make the script's objects work as before, and destroy the process groups."""
         if self._has_entered:
-            self._rollback.detach()
+            self._release_steps()
         self._groups.close()
         await_closed(CLOSE_S)

@@ -22,12 +22,11 @@ from evenstep.train.comm.shared_store import SharedStore
 from evenstep.train.comm.transfer import await_closed
 from evenstep.train.job import Job
 from evenstep.train.plan.local import LocalPlanner
-from evenstep.train.plan.planner import NoPlanner, Planner
-from evenstep.train.ports import Observer
+from evenstep.train.plan.plans import RankPlan
+from evenstep.train.ports import NoPlanner, Observer, Planner
 from evenstep.train.recover.flatten import bytes_of
 from evenstep.train.recover.slices import TensorSpec
 from evenstep.train.recover.state import TrainingState
-from evenstep.train.report import RankPlan
 from evenstep.train.roster.worker_info import run_settings, worker_facts
 from evenstep.types import Worker
 

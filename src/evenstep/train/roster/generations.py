@@ -14,7 +14,6 @@ log = logging.getLogger("evenstep")
 
 UNKNOWN_S = 60.0  # a wait to report while the usual step time is unknown
 MIN_WAIT_S, NUM_STEPS = 5.0, 10.0  # afterwards: so many seconds, or so many steps
-EWMA_WEIGHT = 0.2  # of the newest step in the usual step time
 LEFT, EVICTED = 0, 75  # exit codes: as asked, and "try again later"
 
 
@@ -35,7 +34,6 @@ class GenerationTracker:
         self.has_trained = False  # in this or an earlier generation, since it last was a spare
         self._is_spare = False
         self.waiting = False  # for other workers, or for a generation
-        self._usual_step_s = 0.0
         self._reported_stuck = 0
         self.control = Control(where, self._progress)
 
@@ -118,10 +116,9 @@ class GenerationTracker:
         """The generation has formed, and this worker has its state."""
         self.has_trained, self.waiting = True, False
 
-    def took_step(self) -> None:
-        """A step was committed."""
-        seconds, usual_s = self._step.seconds, self._usual_step_s
-        self._usual_step_s = usual_s + EWMA_WEIGHT * (seconds - usual_s) if usual_s else seconds
+    def stop_waiting(self) -> None:
+        """This worker trains on."""
+        self.waiting = False
 
     def check(self, waited_s: float) -> None:
         """Called while waiting for other workers: raises if waiting on makes no sense."""
@@ -129,8 +126,8 @@ class GenerationTracker:
             raise SupersededError(why)
         self.check_membership()
         self.waiting = True
-        known_s = max(MIN_WAIT_S, NUM_STEPS * self._usual_step_s)
-        if waited_s > (known_s if self._usual_step_s else UNKNOWN_S):
+        usual_s = self._step.usual_s
+        if waited_s > (max(MIN_WAIT_S, NUM_STEPS * usual_s) if usual_s else UNKNOWN_S):
             self.report_stuck(waited_s)
 
     def report_stuck(self, waited_s: float) -> None:

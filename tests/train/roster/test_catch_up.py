@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from evenstep.train.roster.position import NewestState, Position, compare_positions
+from evenstep.train.roster.catch_up import NewestState, Position, compare_positions
 from tests.train.comm.test_group import ring
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from evenstep.train.data.loader import Weight
-from evenstep.train.measure.lr_scale import LrScale
+from evenstep.train.optimizers import LrFactor
+from evenstep.train.plan.plans import LrScale
 from evenstep.train.session import Session
 from evenstep.train.step import Batch, Step
 from tests.train.ranks import run_ranks
@@ -20,8 +21,9 @@ class Scale(LrScale):
     """With the step that it is at."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now = Step()
-        super().__init__(self.now)
+        self.attach = LrFactor(self, self.now).attach
 
 
 def moved_by(scale: Scale, step: int, lr: float = 0.5) -> float:
