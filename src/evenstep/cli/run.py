@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from evenstep.cli.local_run import LocalRun
-from evenstep.cli.options import require_name
 from evenstep.cli.run_options import (
     check_settings,
+    require_name,
     scaling_setting,
     server_tls,
     worker_counts,
@@ -29,10 +29,11 @@ log = logging.getLogger("evenstep")
 
 FAILED = 1
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+COUNT = click.IntRange(min=0)
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
-@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.command("run", context_settings={"allow_interspersed_args": False, "show_default": True})
 @click.argument("script", type=FILE)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -43,13 +44,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--min", type=click.IntRange(min=1), help="Pause below this many workers.")
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="Folder for a new run.")
 @click.option("--resume", type=click.Path(path_type=Path), help="Folder of a run to resume.")
-@click.option(
-    "--restarts",
-    default=3,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Lost workers to replace, in total.",
-)
+@click.option("--restarts", default=3, type=COUNT, help="Lost workers to replace, in total.")
 @click.option("--policy", help="How to divide the batch among workers.")
 @click.option(
     "--scale",
@@ -66,30 +61,28 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--spares",
     default=0,
-    show_default=True,
-    type=click.IntRange(min=0),
+    type=COUNT,
     help="Surplus workers to keep ready, so that they can rejoin without start-up.",
 )
 @click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a setting.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=0, type=click.IntRange(0, 65535), help="0 picks a free port.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option(
+    "--port",
+    default=0,
+    show_default=False,
+    type=click.IntRange(0, 65535),
+    help="0 picks a free port.",
+)
 @click.option(
     "--lease",
     default=3600.0,
-    show_default=True,
     type=POSITIVE,
     help="Seconds that workers train on without a coordinator.",
 )
 @click.option(
-    "--checkpoint-every",
-    default=60.0,
-    show_default=True,
-    type=POSITIVE,
-    help="Seconds between checkpoints.",
+    "--checkpoint-every", default=60.0, type=POSITIVE, help="Seconds between checkpoints."
 )
-@click.option(
-    "--keep", default=3, show_default=True, type=click.IntRange(min=1), help="Checkpoints to keep."
-)
+@click.option("--keep", default=3, type=click.IntRange(min=1), help="Checkpoints to keep.")
 @click.option("--tls-cert", type=FILE, help="Serve TLS with this certificate (PEM).")
 @click.option("--tls-key", type=FILE, help="Private key of the certificate (PEM).")
 @click.pass_context

@@ -34,6 +34,13 @@ class WorkerCounts:
         return f"workers.max={self.max}", f"scaling.min_workers={self.min}"
 
 
+def require_name(flag: str, text: str) -> str:
+    """`text`, unless it is blank."""
+    if not text.strip():
+        raise ConfigError(flag, "is empty; give a name, or leave the option out")
+    return text
+
+
 def worker_counts(given: str | None, at_start: str) -> WorkerCounts:
     """From --workers and, for a resumed run, its value `at_start`, whose bounds stay."""
     start, bound = _parse_workers(given or at_start or "1")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from evenstep.cli.options import require_name
+from evenstep.cli.run_options import require_name
 from evenstep.cli.table import table
 from evenstep.config import Choice
 from evenstep.simulate.result import Result
