@@ -48,7 +48,7 @@ class Engine:
         """Decide on an event and record both. A rejected event changes nothing."""
         if not math.isfinite(at_s):
             raise InvalidInputError("at_s", f"must be finite, got {at_s}")
-        if isinstance(event, StepDone) and event.forecasts is None and self._is_current(event):
+        if isinstance(event, StepDone):
             event = self._with_forecasts(event)
         cluster, decided = decide(self.cluster, event)
         actions, stay_reason = without_repeats(decided, self._last_stay_reason)
@@ -57,12 +57,12 @@ class Engine:
         self.cluster, self._last_stay_reason = cluster, stay_reason
         return actions
 
-    def _is_current(self, event: StepDone) -> bool:
-        return event.generation == self.cluster.generation and self.cluster.is_newer(event)
-
     def _with_forecasts(self, event: StepDone) -> StepDone:
         """The event with a forecast of each worker's speed, if the policy uses forecasts."""
         policy, fleet = self.cluster.policy, self.cluster.fleet
+        is_late = event.generation != self.cluster.generation or not self.cluster.is_newer(event)
+        if event.forecasts is not None or is_late:
+            return event
         if not isinstance(policy, Foresees) or fleet is None:
             return event
         self._forecaster.seat(fleet.ids)
