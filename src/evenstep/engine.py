@@ -20,7 +20,7 @@ from evenstep.errors import ConfigError, InvalidInputError
 from evenstep.journal import Journal
 from evenstep.ports import BatchPolicy, Foresees, ScalingHeuristic, look_up
 from evenstep.predict import make_forecaster
-from evenstep.strict import build
+from evenstep.strict import build, within
 from evenstep.types import (
     AnyAction,
     AnyEvent,
@@ -37,9 +37,9 @@ from evenstep.types import (
 class Engine:
     """The brain with its forecaster and journal; the caller supplies the clock."""
 
-    def __init__(self, settings: Settings, journal: Journal | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.cluster = assemble(settings)
-        self.journal = journal
+        self.journal: Journal | None = None
         self._forecaster = make_forecaster(settings.forecaster.name, settings.forecaster.options)
         self._last_stay_reason = ""
         self._outlook: dict[WorkerId, tuple[float, float]] = {}  # at the start of this step
@@ -114,7 +114,5 @@ def assemble(settings: Settings) -> Cluster:
 
 def _plugin(setting: str, group: str, choice: Choice, built_in: Mapping[str, type[Any]]) -> Any:
     """The chosen plug-in, with validated options."""
-    try:
+    with within(setting):
         return build(look_up(group, choice.name, built_in), choice.options)
-    except ConfigError as e:
-        raise e.within(setting) from None
