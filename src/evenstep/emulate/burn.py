@@ -1,8 +1,8 @@
 """The script that `interference.py` runs: burns CPU time on one core.
 
-Arguments: the core and the parent's pid. Each line on standard input sets the
-fraction of the core to use, 0 to 1. Exits when standard input closes or the parent dies. Imports
-nothing of evenstep, so it starts in milliseconds.
+Arguments: the core and the parent's pid. Each line on standard input sets the fraction of the core
+to use, 0 to 1. Exits when standard input closes or the parent dies. Imports nothing of evenstep, so
+it starts in milliseconds.
 """
 
 import os
