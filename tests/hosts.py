@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from evenstep.emulate.owner import new_name, orphans
+from evenstep.emulate.quota import new_name, orphans
 
 SPACES = Path("/run/netns")  # where `ip netns` keeps names
 UNAVAILABLE = ("not permitted", "not supported", "Permission denied", "Unknown device type")

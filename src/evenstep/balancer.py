@@ -14,7 +14,7 @@ from evenstep.engine import Engine
 from evenstep.errors import ConfigError, InvalidInputError, PausedError
 from evenstep.journal import Journal
 from evenstep.strict import build, whole
-from evenstep.types import AnyAction, Joined, Left, Pause, StepDone, StepReport, Worker, WorkerId
+from evenstep.types import Joined, Left, Pause, StepDone, StepReport, Worker, WorkerId
 
 
 class Balancer:
@@ -136,8 +136,7 @@ class Balancer:
             self._handle(done)
 
     def _handle(self, event: Joined | Left | StepDone) -> None:
-        actions: tuple[AnyAction, ...] = self._engine.handle(self._elapsed_s, event)
-        for action in actions:
+        for action in self._engine.handle(self._elapsed_s, event):
             if isinstance(action, Pause):
                 self._pause_reason = action.reason
                 raise PausedError(action.reason)

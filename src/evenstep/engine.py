@@ -20,7 +20,7 @@ from evenstep.errors import ConfigError, InvalidInputError
 from evenstep.journal import Journal
 from evenstep.ports import BatchPolicy, Foresees, ScalingHeuristic, look_up
 from evenstep.predict import make_forecaster
-from evenstep.strict import build
+from evenstep.strict import build, within
 from evenstep.types import (
     AnyAction,
     AnyEvent,
@@ -37,9 +37,9 @@ from evenstep.types import (
 class Engine:
     """The brain with its forecaster and journal; the caller supplies the clock."""
 
-    def __init__(self, settings: Settings, journal: Journal | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.cluster = assemble(settings)
-        self.journal = journal
+        self.journal: Journal | None = None
         self._forecaster = make_forecaster(settings.forecaster.name, settings.forecaster.options)
         self._last_stay_reason = ""
         self._outlook: dict[WorkerId, tuple[float, float]] = {}  # at the start of this step
@@ -48,7 +48,7 @@ class Engine:
         """Decide on an event and record both. A rejected event changes nothing."""
         if not math.isfinite(at_s):
             raise InvalidInputError("at_s", f"must be finite, got {at_s}")
-        if isinstance(event, StepDone) and event.forecasts is None and self._is_current(event):
+        if isinstance(event, StepDone):
             event = self._with_forecasts(event)
         cluster, decided = decide(self.cluster, event)
         actions, stay_reason = without_repeats(decided, self._last_stay_reason)
@@ -57,12 +57,12 @@ class Engine:
         self.cluster, self._last_stay_reason = cluster, stay_reason
         return actions
 
-    def _is_current(self, event: StepDone) -> bool:
-        return event.generation == self.cluster.generation and self.cluster.is_newer(event)
-
     def _with_forecasts(self, event: StepDone) -> StepDone:
         """The event with a forecast of each worker's speed, if the policy uses forecasts."""
         policy, fleet = self.cluster.policy, self.cluster.fleet
+        is_late = event.generation != self.cluster.generation or not self.cluster.is_newer(event)
+        if event.forecasts is not None or is_late:
+            return event
         if not isinstance(policy, Foresees) or fleet is None:
             return event
         self._forecaster.seat(fleet.ids)
@@ -114,7 +114,5 @@ def assemble(settings: Settings) -> Cluster:
 
 def _plugin(setting: str, group: str, choice: Choice, built_in: Mapping[str, type[Any]]) -> Any:
     """The chosen plug-in, with validated options."""
-    try:
+    with within(setting):
         return build(look_up(group, choice.name, built_in), choice.options)
-    except ConfigError as e:
-        raise e.within(setting) from None

@@ -56,9 +56,8 @@ _records: Codec[Record] = Codec(Record)
 class Journal:
     """The only writer of one journal file; appends whole lines. See `create` and `resume`."""
 
-    def __init__(self, path: Path, file: int, dropped_bytes: int = 0) -> None:
+    def __init__(self, path: Path, file: int) -> None:
         self.path = path
-        self.dropped_bytes = dropped_bytes  # of a truncated last line, when resumed
         self._file = file
         self._end = os.fstat(file).st_size
 
@@ -85,9 +84,8 @@ class Journal:
         file = _open(path, 0)
         try:
             _header(path)
-            end, size = _end_of_lines(file), os.fstat(file).st_size
-            os.ftruncate(file, end)
-            return cls(path, file, dropped_bytes=size - end)
+            os.ftruncate(file, _end_of_lines(file))
+            return cls(path, file)
         except BaseException:
             os.close(file)
             raise

@@ -159,9 +159,8 @@ class Sampling:
         *,
         generation: int = 0,
         seconds: float = 0.0,
-        cost_s: float = 0.0,
     ) -> tuple[list[tuple[float, float]], Steps] | None:
-        """Whether to report a step, at a cost, which took a generation so many seconds.
+        """Whether to report a step, which took a generation so many seconds.
 
         If so: mean and deviation of each worker's compute time since the last report, and the steps
         in between, which were not reported.
@@ -172,8 +171,6 @@ class Sampling:
         if not wanted:
             self._tally.add(generation, Steps(num=1, seconds=seconds, samples=sum(samples)))
             return None
-        if cost_s:
-            self._pace.decided(cost_s, moved=False)
         return self._means.take(), self._tally.take(generation)
 
     def decided(self, took_s: float, *, moved: bool) -> None:

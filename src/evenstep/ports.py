@@ -26,13 +26,11 @@ class BatchPolicy(Protocol):
 
     def seat(self, memory: Memory | None, fleet: Fleet, batch: int) -> tuple[Memory, Move]:
         """First shares of a fleet. `memory` is the state of the previous fleet, None at first."""
-        ...
 
     def next(
         self, memory: Memory, fleet: Fleet, batch: int, shares: IntArray, outcome: Outcome
     ) -> tuple[Memory, Move | None]:
         """Shares of the next step, or None to keep `shares`. They must keep the sum and bounds."""
-        ...
 
 
 @runtime_checkable
@@ -41,7 +39,6 @@ class Foresees(Protocol):
 
     def pace(self, memory: Memory, fleet: Fleet, outcome: Outcome) -> FloatArray:
         """The speed to forecast, in samples per second. NaN: not measured."""
-        ...
 
 
 class Forecaster(Protocol):
@@ -49,15 +46,12 @@ class Forecaster(Protocol):
 
     def seat(self, workers: Sequence[WorkerId]) -> None:
         """Adopt a roster: keep the state of workers that stay, drop that of workers that left."""
-        ...
 
     def learn(self, speed: FloatArray, outlook: FloatArray) -> None:
         """A step's samples per second (NaN: not measured) and its (free CPU, free memory)."""
-        ...
 
     def forecast(self, outlook: FloatArray) -> FloatArray:
         """Samples per second of the next step, given its `outlook`. NaN: no forecast."""
-        ...
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -68,7 +62,6 @@ class ScalingHeuristic(Protocol):
 
     def worth(self, smaller: SizeRecord, larger: SizeRecord, job: JobView) -> tuple[bool, str]:
         """Pass or fail, and the figures behind it."""
-        ...
 
 
 class SizeRecord(Protocol):

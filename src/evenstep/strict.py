@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -19,11 +20,18 @@ T = TypeVar("T")
 
 def build(kind: type[T], data: Any, *, source: str = "") -> T:
     """`data` converted to a `kind`; raises a ConfigError that names the setting."""
-    try:
+    with within("", source):
         built: T = _build(kind, data)
         return built
+
+
+@contextmanager
+def within(key: str, source: str = "") -> Iterator[None]:
+    """Prepend `key` to the path of a ConfigError that this block raises, and add its source."""
+    try:
+        yield
     except ConfigError as e:
-        raise e.within("", source) from None
+        raise e.within(key, source) from None
 
 
 def whole(field: str, value: Any, minimum: int | None = None) -> int:
@@ -36,6 +44,13 @@ def whole(field: str, value: Any, minimum: int | None = None) -> int:
     if minimum is not None and number < minimum:
         raise ConfigError(field, f"must be {minimum} or more, got {number}")
     return number
+
+
+def require_name(field: str, text: str) -> str:
+    """`text`, unless it is blank."""
+    if not text.strip():
+        raise ConfigError(field, "is empty; give a name, or leave the option out")
+    return text
 
 
 def load_yaml(path: Path) -> Any:
@@ -94,10 +109,8 @@ def _put(data: Any, keys: list[str], value: Any) -> Any:
         raise ConfigError(key, f"cannot be set within {data!r}", "--set")
     # Setting an option turns the short form of a plug-in (`policy: auto`) into the long one.
     copy = {"name": data} if isinstance(data, str) else dict(data or {})
-    try:
+    with within(key):
         return copy | {key: _put(copy.get(key), rest, value)}
-    except ConfigError as e:
-        raise e.within(key) from None
 
 
 def _build(kind: Any, data: Any) -> Any:
@@ -119,10 +132,8 @@ def _build(kind: Any, data: Any) -> Any:
 
 
 def _child(key: str, kind: Any, data: Any) -> Any:
-    try:
+    with within(key):
         return _build(kind, data)
-    except ConfigError as e:
-        raise e.within(key) from None
 
 
 def _struct(kind: type[msgspec.Struct], data: Any) -> Any:

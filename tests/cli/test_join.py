@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from evenstep.cli.endpoint import advertised_address, ask_coordinator, find_coordinator
+from evenstep.cli.endpoint import advertised_address, find_coordinator
 from evenstep.cli.main import main
+from evenstep.cli.operators import ask_coordinator
 from evenstep.coordinate.ask import ask_from
 from evenstep.errors import ConfigError
 from evenstep.messages import Ask
@@ -84,7 +85,7 @@ def test_on_its_own_host_a_run_on_all_addresses_is_reached_by_loopback(
     with hosted(tmp_path / "run", tls=speaking_tls(cert, key), at="0.0.0.0") as run:
         run.service.folder.write_tls_ca(cert)
         coordinator = find_coordinator(str(tmp_path / "run"))
-        assert ask_coordinator(coordinator, "status")["state"] == "starting"
+        assert ask_coordinator(str(tmp_path / "run"), None, "status")["state"] == "starting"
         assert advertised_address(coordinator.host, "127.0.0.1") == advertised_address(
             "0.0.0.0", ""
         )  # not loopback

@@ -16,8 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from evenstep.launch.local import LocalLauncher
-from evenstep.launch.process import LocalProcess
+from evenstep.launch.local import LocalLauncher, LocalProcess
 from evenstep.types import Launch
 
 BOUND_S = 600.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evenstep.simulate.timeline import Timeline
+from evenstep.simulate.workers import Timeline
 from evenstep.types import SizeAsked
 
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Any
+
+import click
 
 from evenstep.coordinate.addresses import EVERYWHERE, is_here, outward_address
-from evenstep.coordinate.ask import ask, ask_from
+from evenstep.coordinate.ask import ask_from
 from evenstep.coordinate.run_folder import TLS_CA, read_addresses
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import CoordinatorAddress, find_token, host_and_port, read_token
 from evenstep.messages import Ask
+
+token_option = click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="File with the run's token.  [default: EVENSTEP_TOKEN_FILE or EVENSTEP_TOKEN]",
+)
 
 
 def find_coordinator(run: str, token_file: Path | None = None) -> CoordinatorAddress:
@@ -59,14 +66,6 @@ def _address_in(folder: Path) -> str:
             f"the coordinator is on host {host}, a name that this machine cannot resolve. Give "
             f"HOST:PORT instead of the folder, with an address of that host and port {port}",
         ) from None
-
-
-def ask_coordinator(
-    coordinator: CoordinatorAddress, what: str, *, num_workers: int = 0, worker: str = ""
-) -> Any:
-    """The coordinator's answer to an operator."""
-    c, request = coordinator, Ask(proof="", what=what, num_workers=num_workers, worker=worker)
-    return ask(c.host, c.port, c.token, request, c.tls_ca)
 
 
 def reachable_address(coordinator: CoordinatorAddress) -> str:

@@ -11,8 +11,7 @@ from types import FrameType
 
 import click
 
-from evenstep.cli.endpoint import find_coordinator, reachable_address
-from evenstep.cli.options import token_option
+from evenstep.cli.endpoint import find_coordinator, reachable_address, token_option
 from evenstep.cli.signals import StopRequests
 from evenstep.launch.die_with_parent import die_with_parent
 from evenstep.launch.local import worker_environment

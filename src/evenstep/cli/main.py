@@ -1,4 +1,4 @@
-"""The command line: one module per command, imported when the command is called.
+"""The command line. The module of a command is imported when the command is called.
 
 Imports nothing heavy, so that `evenstep --help` answers at once.
 """
@@ -22,20 +22,20 @@ COMMANDS = {
     "verify": "Train a few steps alone and on uneven workers, and compare.",
     "replay": "Decide a recorded run again and show what differs.",
 }
+OPERATORS = ("status", "scale", "drain")  # share a module
 
 
 class Commands(click.Group):
     """Lists every command and imports the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command of that name."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"evenstep.cli.{cmd_name}")
+        name = "operators" if cmd_name in OPERATORS else cmd_name
+        module = import_module(f"evenstep.cli.{name}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 

@@ -5,34 +5,35 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import math
+import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from evenstep.cli.local_run import LocalRun
-from evenstep.cli.options import require_name
-from evenstep.cli.run_options import (
-    check_settings,
-    scaling_setting,
-    server_tls,
-    worker_counts,
-    worker_prices,
-)
+from evenstep.config import Settings
 from evenstep.coordinate.run_folder import RunFolder
-from evenstep.coordinate.terms import Terms
+from evenstep.coordinate.terms import MAX_WORKERS, Terms
+from evenstep.engine import assemble
 from evenstep.errors import ConfigError
 from evenstep.journal import read
 from evenstep.launch.logs import show_log
+from evenstep.strict import build, override, require_name
+from evenstep.types import MOST_SAMPLES
 
 log = logging.getLogger("evenstep")
 
 FAILED = 1
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+COUNT = click.IntRange(min=0)
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
-@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.command("run", context_settings={"allow_interspersed_args": False, "show_default": True})
 @click.argument("script", type=FILE)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -43,13 +44,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--min", type=click.IntRange(min=1), help="Pause below this many workers.")
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="Folder for a new run.")
 @click.option("--resume", type=click.Path(path_type=Path), help="Folder of a run to resume.")
-@click.option(
-    "--restarts",
-    default=3,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Lost workers to replace, in total.",
-)
+@click.option("--restarts", default=3, type=COUNT, help="Lost workers to replace, in total.")
 @click.option("--policy", help="How to divide the batch among workers.")
 @click.option(
     "--scale",
@@ -66,30 +61,28 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--spares",
     default=0,
-    show_default=True,
-    type=click.IntRange(min=0),
+    type=COUNT,
     help="Surplus workers to keep ready, so that they can rejoin without start-up.",
 )
 @click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a setting.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=0, type=click.IntRange(0, 65535), help="0 picks a free port.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option(
+    "--port",
+    default=0,
+    show_default=False,
+    type=click.IntRange(0, 65535),
+    help="0 picks a free port.",
+)
 @click.option(
     "--lease",
     default=3600.0,
-    show_default=True,
     type=POSITIVE,
     help="Seconds that workers train on without a coordinator.",
 )
 @click.option(
-    "--checkpoint-every",
-    default=60.0,
-    show_default=True,
-    type=POSITIVE,
-    help="Seconds between checkpoints.",
+    "--checkpoint-every", default=60.0, type=POSITIVE, help="Seconds between checkpoints."
 )
-@click.option(
-    "--keep", default=3, show_default=True, type=click.IntRange(min=1), help="Checkpoints to keep."
-)
+@click.option("--keep", default=3, type=click.IntRange(min=1), help="Checkpoints to keep.")
 @click.option("--tls-cert", type=FILE, help="Serve TLS with this certificate (PEM).")
 @click.option("--tls-key", type=FILE, help="Private key of the certificate (PEM).")
 @click.pass_context
@@ -101,19 +94,19 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
     code 0: trained to the end, or stopped gracefully. 1: the script failed, or no worker is left.
     """
     old = _open_folder(options["folder"], options["resume"])
-    workers = worker_counts(options["workers"], _workers_at_start(old))
+    workers = _worker_counts(options["workers"], _workers_at_start(old))
     flags = []
     if options["policy"] is not None:
         flags.append(f"policy={require_name('--policy', options['policy'])}")
     if options["min"]:
         flags.append(f"workers.min={options['min']}")
     if options["scale"] is not None:
-        flags.append(scaling_setting(require_name("--scale", options["scale"]), workers))
+        flags.append(_scaling_setting(require_name("--scale", options["scale"]), workers))
     sets = (*flags, *options["sets"])
     resumed = old is not None and old.journal.exists()
-    settings = check_settings(sets, workers.sets, resumed=resumed)
-    tls = server_tls(options["tls_cert"], options["tls_key"])
-    prices = worker_prices(options["prices"])
+    settings = _check_settings(sets, workers.sets, resumed=resumed)
+    tls = _server_tls(options["tls_cert"], options["tls_key"])
+    prices = _worker_prices(options["prices"])
     folder = old or RunFolder.make(options["folder"] or _new_folder(script))
     try:
         folder.write_tls_ca(options["tls_cert"])
@@ -176,3 +169,103 @@ def _too_few(num_workers: int, needed: int, folder: Path) -> str:
         f"It pauses until {needed - num_workers} more have joined: `evenstep scale {folder} "
         f"{needed}` starts them here, `evenstep join` on another machine"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCounts:
+    """How many workers to start, and the bounds of the run."""
+
+    start: int
+    min: int
+    max: int
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The bounds as settings; none if the run is unbounded."""
+        if self.max == MAX_WORKERS:
+            return ()
+        return f"workers.max={self.max}", f"scaling.min_workers={self.min}"
+
+
+def _worker_counts(given: str | None, at_start: str) -> WorkerCounts:
+    """From --workers and, for a resumed run, its value `at_start`, whose bounds stay."""
+    start, bound = _parse_workers(given or at_start or "1")
+    lower, upper = _parse_workers(at_start) if at_start else (start, bound)
+    if bound and (start, bound) != (lower, upper):
+        raise ConfigError(
+            "--workers",
+            f"MIN:MAX stays as the run began, {at_start}; give a single number to choose how many "
+            f"to start: got {given}",
+        )
+    if upper and start > upper:
+        raise ConfigError("--workers", f"at most {upper}, as the run began: got {start}")
+    return WorkerCounts(start=start, min=lower if upper else 1, max=upper or MAX_WORKERS)
+
+
+def _parse_workers(text: str) -> tuple[int, int]:
+    """N as (N, 0), MIN:MAX as (MIN, MAX)."""
+    lower, colon, upper = text.partition(":")
+    if not lower.isdecimal() or (colon and not upper.isdecimal()):
+        raise ConfigError("--workers", f"expected N or MIN:MAX, got {text!r}")
+    if colon and not 1 <= int(lower) <= int(upper):
+        raise ConfigError("--workers", f"need 1 <= MIN <= MAX, got {text!r}")
+    return int(lower), int(upper or 0)
+
+
+def _scaling_setting(text: str, workers: WorkerCounts) -> str:
+    """--scale as a setting: the heuristic and its options."""
+    few = workers.start
+    if few == workers.max:
+        raise ConfigError("--scale", f"needs a range of sizes, such as --workers {few}:{few + 4}")
+    name, _, option = text.partition(":")
+    choice: dict[str, Any] = {"name": name}
+    if option:
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise ConfigError("--scale", f"expected NAME:KEY=VALUE, got {text!r}")
+        try:
+            choice[key] = float(value)
+        except ValueError:
+            choice[key] = value
+    return f"scaling.heuristic={msgspec.json.encode(choice).decode()}"
+
+
+def _worker_prices(texts: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
+    """--price options as (kind, price of a worker-hour); kind "" stands for all others."""
+    prices: dict[str, float] = {}
+    for text in texts:
+        kind, _, number = text.rpartition("=")
+        try:
+            prices[kind] = float(number)
+        except ValueError:
+            raise ConfigError("--price", f"expected PRICE or KIND=PRICE, got {text!r}") from None
+        if not 0 <= prices[kind] < math.inf:
+            raise ConfigError("--price", f"must be 0 or more and finite, got {number}")
+    return tuple(prices.items())
+
+
+def _check_settings(sets: tuple[str, ...], bounds: tuple[str, ...], *, resumed: bool) -> Settings:
+    """The settings of the command line, checked as far as they can be without the script."""
+    if sets and resumed:
+        raise ConfigError(sets[0].partition("=")[0], "stays as the run's journal has it")
+    # Placeholders for what only the script knows: its batch and the length of the job.
+    plain = override({"batch": {"size": MOST_SAMPLES}, "samples": 1}, (*bounds, *sets))
+    settings = build(Settings, plain, source="--set")
+    if settings.batch.size != MOST_SAMPLES:
+        raise ConfigError("batch.size", "belongs to the script: set it there", "--set")
+    assemble(settings)
+    return settings
+
+
+def _server_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """The TLS context for --tls-cert and --tls-key; None without them."""
+    if (certificate is None) != (key is None):
+        raise ConfigError("--tls-cert, --tls-key", "give both, or neither")
+    if certificate is None or key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as e:
+        raise ConfigError("--tls-cert, --tls-key", f"cannot be used: {e}") from None
+    return context

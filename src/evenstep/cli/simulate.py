@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from evenstep.cli.options import require_name
 from evenstep.cli.table import table
 from evenstep.config import Choice
 from evenstep.simulate.result import Result
 from evenstep.simulate.run import compare_policies
 from evenstep.simulate.scenario import Scenario, load_scenario
+from evenstep.strict import require_name
 
 
 @click.command("simulate")

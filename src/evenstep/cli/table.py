@@ -9,12 +9,5 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Rows under a head, the first column left-aligned, the others right-aligned."""
     lines = [head, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *others = [
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "  ".join((first, *others)).rstrip()
-
-    return "\n".join(map(line, lines))
+    form = "  ".join(f"{{:{'>' if i else '<'}{width}}}" for i, width in enumerate(widths))
+    return "\n".join(form.format(*line).rstrip() for line in lines)

@@ -25,11 +25,9 @@ class Curves(Protocol):
 
     def seconds(self, shares: IntArray) -> FloatArray:
         """The time each worker takes for its share."""
-        ...
 
     def max_shares(self, deadline_s: float) -> IntArray:
         """The largest share each worker finishes by the deadline."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,9 +54,9 @@ class FlatLinear:
     @classmethod
     def at_speed(cls, samples_per_s: FloatArray) -> FlatLinear:
         """Lines through the origin: time proportional to the share."""
-        if not (np.isfinite(samples_per_s) & (samples_per_s > 0)).all():
-            bad = samples_per_s[~(np.isfinite(samples_per_s) & (samples_per_s > 0))][0]
-            raise InvalidInputError("samples_per_s", f"must be above 0 and finite, got {bad}")
+        bad = samples_per_s[~(np.isfinite(samples_per_s) & (samples_per_s > 0))]
+        if len(bad):
+            raise InvalidInputError("samples_per_s", f"must be above 0 and finite, got {bad[0]}")
         zero = np.zeros(len(samples_per_s))
         return cls(floor_s=zero, fixed_s=zero, per_sample_s=1.0 / samples_per_s)
 
@@ -71,12 +69,10 @@ class FlatLinear:
         )
 
     def seconds(self, shares: IntArray) -> FloatArray:
-        """The time each worker takes for its share."""
         line = self.fixed_s + self.per_sample_s * shares
         return np.where(shares > 0, np.maximum(self.floor_s, line), 0.0)
 
     def max_shares(self, deadline_s: float) -> IntArray:
-        """The largest share each worker finishes by the deadline."""
         with np.errstate(divide="ignore", invalid="ignore"):
             exact = (deadline_s - self.fixed_s) / self.per_sample_s
         # 0/0: samples cost nothing and the fixed cost exactly meets the deadline.
@@ -97,11 +93,9 @@ class AnyMonotone:
     upper: IntArray  # largest share ever evaluated
 
     def seconds(self, shares: IntArray) -> FloatArray:
-        """The time each worker takes for its share."""
         return np.where(shares > 0, self.function(shares), 0.0)
 
     def max_shares(self, deadline_s: float) -> IntArray:
-        """The largest share each worker finishes by the deadline, up to `upper`."""
         low, high = np.zeros_like(self.upper), self.upper.copy()
         while (low < high).any():
             middle = (low + high + 1) // 2

@@ -7,8 +7,15 @@ from evenstep.emulate.cgroup import Hierarchy, NoQuotaError
 from evenstep.emulate.curve import DeviceCurve, DeviceMemoryError
 from evenstep.emulate.interference import Interference, InterferenceError
 from evenstep.emulate.quota import Quota, sweep
-from evenstep.emulate.schedule import Schedule, h_level, omnilearn, periodic, steady, step_change
-from evenstep.emulate.schedule_runner import ScheduleRunner
+from evenstep.emulate.schedule import (
+    Schedule,
+    ScheduleRunner,
+    h_level,
+    omnilearn,
+    periodic,
+    steady,
+    step_change,
+)
 from evenstep.emulate.throttle import Throttle
 from evenstep.emulate.worker_api import line_up, own_throttle
 from evenstep.emulate.workers import UnevenRunError, WorkerResult, run_uneven

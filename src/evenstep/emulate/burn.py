@@ -1,8 +1,8 @@
 """The script that `interference.py` runs: burns CPU time on one core.
 
-Arguments: the core, the parent's pid, the period in seconds. Each line on standard input sets the
-fraction of the core to use, 0 to 1. Exits when standard input closes or the parent dies. Imports
-nothing of evenstep, so it starts in milliseconds.
+Arguments: the core and the parent's pid. Each line on standard input sets the fraction of the core
+to use, 0 to 1. Exits when standard input closes or the parent dies. Imports nothing of evenstep, so
+it starts in milliseconds.
 """
 
 import os
@@ -10,8 +10,10 @@ import select
 import sys
 import time
 
+PERIOD_S = 0.02
 
-def burn(core: int, parent: int, period_s: float) -> None:
+
+def burn(core: int, parent: int) -> None:
     """Use up to `duty` of each period on one core."""
     os.sched_setaffinity(0, {core})
     duty, wait_s = 0.0, None
@@ -22,13 +24,13 @@ def burn(core: int, parent: int, period_s: float) -> None:
                 return
             duty = float(line.split()[-1])
             os.write(1, b".")  # acknowledge
-        started_s, until_s = time.monotonic(), time.process_time() + duty * period_s
+        started_s, until_s = time.monotonic(), time.process_time() + duty * PERIOD_S
         # Time lost to other processes on the core is not made up in later periods.
-        while time.process_time() < until_s and time.monotonic() < started_s + period_s:
+        while time.process_time() < until_s and time.monotonic() < started_s + PERIOD_S:
             sum(range(1000))
         # When idle, wake once a second to check that the parent is alive.
-        wait_s = max(0.0, started_s + period_s - time.monotonic()) if duty > 0 else 1.0
+        wait_s = max(0.0, started_s + PERIOD_S - time.monotonic()) if duty > 0 else 1.0
 
 
 if __name__ == "__main__":
-    burn(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    burn(int(sys.argv[1]), int(sys.argv[2]))

@@ -18,6 +18,8 @@ MIN_QUOTA_US = 1_000  # the kernel rejects less, whatever the period
 MAX_PERIOD_US = 1_000_000
 PERIOD_US = 8_000  # two ticks of most kernels (4 ms); shorter periods were measured to be inexact
 
+REMOVE_S = 1.0  # for dying processes to leave a group
+
 
 class NoQuotaError(EvenstepError, OSError):
     """This machine, or this user, cannot set CPU quotas."""
@@ -109,9 +111,9 @@ class Hierarchy:
             return False
         return True
 
-    def remove(self, group: Path, timeout_s: float = 1.0) -> bool:
+    def remove(self, group: Path) -> bool:
         """Move the group's processes out and remove it. False: it stayed busy."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + REMOVE_S
         while True:
             try:
                 for pid in self.pids(group):

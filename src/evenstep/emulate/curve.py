@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from evenstep.emulate.wait import Clock, Sleep, wait_until
+from evenstep.emulate.throttle import Clock, Sleep, wait_until
 from evenstep.errors import EvenstepError, InvalidInputError
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from evenstep.errors import EvenstepError, InvalidInputError
 
-PERIOD_S = 0.02
 _BURN = Path(__file__).with_name("burn.py")
 
 
@@ -25,29 +24,19 @@ class Interference:
     The processes run until `close`, or until this process ends.
     """
 
-    def __init__(
-        self, cores: Sequence[int], duty: float = 1.0, *, period_s: float = PERIOD_S
-    ) -> None:
+    def __init__(self, cores: Sequence[int], duty: float = 1.0) -> None:
         unknown = sorted(set(cores) - os.sched_getaffinity(0))
         if unknown or not cores:
             usable = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
             raise InvalidInputError("cores", f"asked for {unknown or 'none'}; usable: {usable}")
-        if not 0 < period_s < float("inf"):
-            raise InvalidInputError("period_s", f"must be above 0 and finite, got {period_s}")
         self.duty = 0.0
         self._burners: list[subprocess.Popen[bytes]] = []
         self._end = weakref.finalize(self, _end, self._burners, os.getpid())
         try:
             for core in cores:
                 command = [sys.executable, "-I", "-S", str(_BURN), str(core), str(os.getpid())]
-                self._burners.append(
-                    subprocess.Popen(
-                        [*command, str(period_s)],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        bufsize=0,
-                    )
-                )
+                pipe = subprocess.PIPE
+                self._burners.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0))
             self.set(duty)
         except BaseException:
             self.close()

@@ -8,26 +8,26 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import wait
 from pathlib import Path
 from shutil import rmtree
-from tempfile import gettempdir
+from tempfile import TemporaryFile, gettempdir
 from typing import Literal
 
 from evenstep.emulate.cgroup import NoQuotaError, bandwidth_us
-from evenstep.emulate.owner import new_name, orphans
-from evenstep.emulate.process import WorkerProcess
-from evenstep.emulate.quota import Quota
-from evenstep.emulate.schedule import Schedule, steady
-from evenstep.emulate.schedule_runner import ScheduleRunner
+from evenstep.emulate.quota import Quota, new_name, orphans
+from evenstep.emulate.schedule import Schedule, ScheduleRunner, steady
 from evenstep.emulate.worker_api import FOLDER_VARIABLE
 from evenstep.errors import EvenstepError, InvalidInputError
+from evenstep.launch.die_with_parent import die_with_parent
+from evenstep.launch.environment import torchrun_variables
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def run_uneven(
         folder = _make_folder(cleanup)
         quotas = _make_quotas(schedule.num_workers, method, firm, cleanup)
         workers = _Workers(folder, quotas, timeout_s)
-        torchrun = _torchrun_environment(len(quotas))
+        torchrun = {**torchrun_variables(len(quotas)), "OMP_NUM_THREADS": "1"}
         shared = {**os.environ, **torchrun, FOLDER_VARIABLE: str(folder), **(env or {})}
         for rank, quota in enumerate(quotas):
             own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -106,6 +106,62 @@ def run_uneven(
     if check and workers.problem:
         raise UnevenRunError(workers.problem, results, workers.failed_rank)
     return results
+
+
+class WorkerProcess:
+    """Runs a command, with or without a quota, until it exits, `end` is called, or we die.
+
+    `pidfd` becomes readable when the command exits. The thread that creates this object must
+    outlive it: the kernel kills the command when that thread ends.
+    """
+
+    def __init__(
+        self, rank: int, command: Sequence[str], env: Mapping[str, str], quota: Quota | None
+    ) -> None:
+        self.rank, self._quota = rank, quota
+        self._output = TemporaryFile()  # noqa: SIM115  a pipe would have to be drained
+        self._process = subprocess.Popen(
+            die_with_parent(command),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            start_new_session=True,  # a process group of its own, killed as one
+        )
+        self.pidfd = os.pidfd_open(self._process.pid)
+        try:
+            if quota is not None:
+                quota.add(self._process.pid)
+        except ProcessLookupError:
+            pass  # it exited at once: the exit code will say why
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> int:
+        """Kill the command and its descendants if it still runs. Returns the exit code."""
+        if self._process.returncode is None:
+            # Not reaped yet, so its process group id cannot have been reused.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            for pid in self._quota.pids() if self._quota else ():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)  # descendants that left the process group
+            self._process.wait()
+            os.close(self.pidfd)
+        return self._process.returncode
+
+    def output(self) -> str:
+        """Standard output and error so far."""
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), size, 0).decode(errors="replace")
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        self._output.close()
 
 
 class _Workers:
@@ -202,16 +258,3 @@ def _make_quotas(
             raise
         log.warning("%s The workers have to throttle themselves.", e)
         return [None] * num_workers
-
-
-def _torchrun_environment(num_workers: int) -> dict[str, str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return {
-        "WORLD_SIZE": str(num_workers),
-        "LOCAL_WORLD_SIZE": str(num_workers),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }

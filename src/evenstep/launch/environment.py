@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,19 @@ def read_environment(environment: Mapping[str, str]) -> StaticRank | Coordinator
         port=_number(environment, "MASTER_PORT"),
         hosts_store=rank == 0 and not shared,
     )
+
+
+def torchrun_variables(world: int) -> dict[str, str]:
+    """What torchrun would set for all ranks of a run on this machine; each has its RANK besides."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def _read_coordinator(environment: Mapping[str, str]) -> CoordinatorAddress:

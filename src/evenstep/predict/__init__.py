@@ -15,7 +15,7 @@ from evenstep.predict.last import Last
 from evenstep.predict.lstm import Lstm
 from evenstep.predict.narx import Narx
 from evenstep.predict.rnn import Rnn
-from evenstep.strict import build
+from evenstep.strict import build, within
 
 FORECASTERS: dict[str, type[Any]] = {
     "last": Last,
@@ -31,11 +31,9 @@ __all__ = ["FORECASTERS", "Arima", "Ema", "Gated", "Last", "Lstm", "Narx", "Rnn"
 
 def make_forecaster(name: str, options: Mapping[str, Any] | None = None) -> Forecaster:
     """The forecaster named `name`, gated: it falls back to `last` where `last` does better."""
-    try:
+    with within("forecaster"):
         kind = look_up("forecasters", name, FORECASTERS)
         forecaster: Forecaster = kind(**_settings(kind, options or {}))
-    except ConfigError as e:
-        raise e.within("forecaster") from None
     return forecaster if isinstance(forecaster, Last) else Gated(inner=forecaster)
 
 
@@ -50,8 +48,6 @@ def _settings(kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
             near = nearest(key, known)
             raise UnknownSettingError(key, near or f"one of {', '.join(known)}")
         expected = known[key].annotation
-        try:
+        with within(key):
             settings[key] = value if expected is Parameter.empty else build(expected, value)
-        except ConfigError as e:
-            raise e.within(key) from None
     return settings

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evenstep.errors import ConfigError
-from evenstep.predict.net import Cell, Net, tanh_cell
-from evenstep.types import FloatArray
+from evenstep.predict.net import Net
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,6 +25,3 @@ class Narx(Net):
     @property
     def _delays(self) -> int:
         return self.delays
-
-    def _cell(self, drive: FloatArray, carry: FloatArray) -> Cell:
-        return tanh_cell(drive, carry)

@@ -8,7 +8,6 @@ untrained net equals `last`. G has a hidden layer and skip connections. Recent f
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +34,7 @@ Cell = tuple[FloatArray, FloatArray, FloatArray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Net(LogChangeForecaster):
-    """Inputs, skip connections and learning shared by all nets; subclasses add the hidden layer."""
+    """Inputs, skip connections and learning shared by all nets."""
 
     gates: ClassVar[int] = 1  # weights per hidden unit and input
     recurrent: ClassVar[bool] = False  # whether the hidden layer sees its previous output
@@ -44,9 +43,13 @@ class Net(LogChangeForecaster):
     width: int = 8
     seed: int = 0
 
-    @abstractmethod
     def _cell(self, drive: FloatArray, carry: FloatArray) -> Cell:
-        """The hidden layer: `drive` is the pre-activation of each gate, `carry` the cell state."""
+        """The hidden layer: `drive` is the pre-activation of each gate, `carry` the cell state.
+
+        By default, tanh units without a state of their own.
+        """
+        out = np.tanh(drive[0])
+        return out, carry, (1 - out**2)[None]
 
     @property
     def _delays(self) -> int:
@@ -132,12 +135,6 @@ class Net(LogChangeForecaster):
         reported, now = (np.tile(x, (d, 1)) for x in (col["told"], _centred(outlook, 0)))
         before[d : 3 * d] = np.where(reported > 0, before[d : 3 * d], now)
         return before
-
-
-def tanh_cell(drive: FloatArray, carry: FloatArray) -> Cell:
-    """A layer of tanh units without a state of its own."""
-    out = np.tanh(drive[0])
-    return out, carry, (1 - out**2)[None]
 
 
 def _centred(outlook: FloatArray, default: FloatArray | float) -> FloatArray:

@@ -43,7 +43,6 @@ class PerWorkerForecaster(ABC):
         return self._table.columns
 
     def seat(self, workers: Sequence[WorkerId]) -> None:
-        """Adopt a roster: keep the state of workers that stay, drop that of workers that left."""
         roster = tuple(workers)
         if roster == self._table.workers and self._columns:
             return

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from evenstep.predict.net import Cell, Net, tanh_cell
-from evenstep.types import FloatArray
+from evenstep.predict.net import Net
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,6 +19,3 @@ class Rnn(Net):
     recurrent: ClassVar[bool] = True
 
     width: int = 6
-
-    def _cell(self, drive: FloatArray, carry: FloatArray) -> Cell:
-        return tanh_cell(drive, carry)

@@ -21,8 +21,6 @@ class Result:
     samples: int
     cost: float
     wait_fraction: float  # of the workers' time in steps, spent waiting for slower workers
-    num_plans: int
-    num_regroups: int
     num_void_steps: int
     step_s: FloatArray  # with noise
     expected_s: FloatArray  # the same without noise

@@ -15,19 +15,20 @@ import msgspec
 import numpy as np
 
 from evenstep.config import Choice, Settings
+from evenstep.decide.curves import Curves
+from evenstep.decide.split import split
 from evenstep.engine import Engine
 from evenstep.errors import InvalidInputError, PausedError
 from evenstep.journal import Journal
-from evenstep.simulate.limit import Oracle
 from evenstep.simulate.result import Result
 from evenstep.simulate.scenario import Scenario
-from evenstep.simulate.timeline import Timeline
-from evenstep.simulate.workers import SimulatedWorkers
+from evenstep.simulate.workers import SimulatedWorkers, Timeline
 from evenstep.simulate.world import World
 from evenstep.types import (
     AnyAction,
     AnyEvent,
     Drain,
+    FloatArray,
     IntArray,
     Joined,
     Launch,
@@ -80,6 +81,24 @@ def _settings(scenario: Scenario, policy: Choice) -> Settings:
     return msgspec.structs.replace(scenario.settings, policy=chosen)
 
 
+class _Oracle:
+    """The limit: the best shares, computed from every worker's true curve, without noise."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._inputs: tuple[bytes, bytes, int] | None = None
+        self._shares = np.zeros(0, dtype=np.int64)
+
+    def shares(self, curves: Curves, slots: IntArray, slowdown: FloatArray, batch: int) -> IntArray:
+        """The best shares now; solved again only if curves, workers or batch have changed."""
+        inputs = (slots.tobytes(), slowdown.tobytes(), batch)
+        if inputs != self._inputs:
+            upper = np.minimum(self._world.caps[slots], batch)
+            self._shares = split(curves, batch, np.zeros_like(upper), upper)
+            self._inputs = inputs
+        return self._shares
+
+
 class _Run:
     """The state of one run: the clock, the workers, and the current plan."""
 
@@ -91,7 +110,7 @@ class _Run:
             about = {"scenario": scenario.about, "seed": scenario.seed, "clock": "virtual"}
             self.engine.journal = Journal.create(journal, settings, about)
         self.world = World(scenario)
-        self.oracle = Oracle(self.world)
+        self.oracle = _Oracle(self.world)
         self.timeline = Timeline()
         self.workers = SimulatedWorkers(self.world, self.timeline, scenario.detect_s)
         self.now_s, self.step, self.samples = 0.0, 0, 0
@@ -104,7 +123,7 @@ class _Run:
         self.upcoming: deque[Plan] = deque()  # plans for a later step
         self.leaving: dict[WorkerId, int] = {}  # worker -> its last step
 
-        self.num_plans = self.num_regroups = self.num_void_steps = 0
+        self.num_void_steps = 0
         self.step_s: list[float] = []
         self.expected_s: list[float] = []
         self.limit_s: list[float] = []
@@ -131,8 +150,6 @@ class _Run:
             samples=self.samples,
             cost=self.workers.cost(self.now_s),
             wait_fraction=self.wait_s / self.worker_s,
-            num_plans=self.num_plans,
-            num_regroups=self.num_regroups,
             num_void_steps=self.num_void_steps,
             step_s=np.array(self.step_s),
             expected_s=np.array(self.expected_s),
@@ -233,9 +250,7 @@ class _Run:
                 self.slots = np.array([self.workers.slot_of[w] for w in roster], dtype=np.int64)
                 self.shares = None
                 self.upcoming.clear()
-                self.num_regroups += 1
             case Plan():
-                self.num_plans += 1
                 # A new generation re-cuts its prefetched batches: the plan applies at once.
                 if self.shares is None:
                     self.shares = self._shares_by_rank(action)

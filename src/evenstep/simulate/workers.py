@@ -1,12 +1,35 @@
-"""The simulated workers: which slot each runs in, from when until when, and its cost."""
+"""Future events, and the simulated workers: which slot each runs in, until when, at what cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import count
 
-from evenstep.simulate.timeline import Timeline
 from evenstep.simulate.world import World
-from evenstep.types import Joined, Launch, Left, Worker, WorkerId
+from evenstep.types import AnyEvent, Joined, Launch, Left, Worker, WorkerId
+
+
+class Timeline:
+    """Future events in order of time; events of the same time in the order they were added."""
+
+    def __init__(self) -> None:
+        self._order = count()
+        self._heap: list[tuple[float, int, AnyEvent]] = []
+
+    @property
+    def next_s(self) -> float:
+        """Time of the next event; infinity if there is none."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def at(self, when_s: float, event: AnyEvent) -> None:
+        """Add an event."""
+        heappush(self._heap, (when_s, next(self._order), event))
+
+    def until(self, now_s: float) -> Iterator[AnyEvent]:
+        """Remove and return the events that are due."""
+        while self.next_s <= now_s:
+            yield heappop(self._heap)[2]
 
 
 class SimulatedWorkers:

@@ -22,7 +22,7 @@ HALF_TOLERANCE = 5e-2  # half precision, of the parameters or by autocast
 MIN_NORM = 0.1  # of the whole gradient's: a smaller one may be mostly rounding, and counts as this
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one comparison."""
 
@@ -43,37 +43,40 @@ class GradientGap:
 
 def compare_data(reference: RankRecord, distributed: Sequence[RankRecord]) -> Finding:
     """Whether the workers together used exactly the samples of the single-process run."""
+    difference = _data_difference(reference, distributed)
+    if difference:
+        return Finding("data", False, difference)
+    total = sum(len(step.samples) for step in reference.steps)
+    shares = ", ".join(str(len(record.steps[0].samples)) for record in distributed)
+    message = f"{total} samples, each used once as alone; shares in step 1: {shares}"
+    return Finding("data", True, message)
 
-    def finding(message: str, agrees: bool = False) -> Finding:
-        return Finding(subject="data", agrees=agrees, message=message)
 
+def _data_difference(reference: RankRecord, distributed: Sequence[RankRecord]) -> str:
     num_steps = len(reference.steps)
     if not num_steps:
-        return finding("the script ended without a step. It must loop over session.loader(...).")
+        return "the script ended without a step. It must loop over session.loader(...)."
     for rank, record in enumerate(distributed):
         if len(record.steps) != num_steps:
-            return finding(f"worker {rank} took {len(record.steps)} steps, alone {num_steps}")
+            return f"worker {rank} took {len(record.steps)} steps, alone {num_steps}"
     for step, expected in enumerate(reference.steps):
         parts = [record.steps[step].samples for record in distributed]
         wanted = Counter(index for index, _ in expected.samples)
         used = Counter(index for part in parts for index, _ in part)
         if used != wanted:
             missing, extra = sorted((wanted - used).elements()), sorted((used - wanted).elements())
-            return finding(
-                f"step {step + 1}: {_list(missing)} missing, {_list(extra)} repeated or unexpected"
-            )
+            what = f"{_list(missing)} missing, {_list(extra)} repeated or unexpected"
+            return f"step {step + 1}: {what}"
         digests = dict(expected.samples)
         for rank, part in enumerate(parts):
             changed = [index for index, digest in part if digest != digests[index]]
             if changed:
-                return finding(
+                return (
                     f"step {step + 1}: worker {rank} read different data than the run alone for "
                     f"{_list(changed)}. Give every worker the same whole dataset, not a part of "
                     "it, and seed all random data."
                 )
-    total = sum(len(step.samples) for step in reference.steps)
-    shares = ", ".join(str(len(record.steps[0].samples)) for record in distributed)
-    return finding(f"{total} samples, each used once as alone; shares in step 1: {shares}", True)
+    return ""
 
 
 def compare_parameters(distributed: Sequence[RankRecord]) -> Finding:
@@ -86,9 +89,8 @@ def compare_parameters(distributed: Sequence[RankRecord]) -> Finding:
                     "Everything that changes them, such as the learning rate, must be the same on "
                     "all workers."
                 )
-                return Finding(subject="parameters", agrees=False, message=message)
-    message = "equal on all workers after every step"
-    return Finding(subject="parameters", agrees=True, message=message)
+                return Finding("parameters", False, message)
+    return Finding("parameters", True, "equal on all workers after every step")
 
 
 def compare_gradients(
@@ -102,12 +104,9 @@ def compare_gradients(
     `gaps` are to the distributed run, `reseeded_gaps` to a second single-process run with other
     random seeds: a difference there is not caused by the workers.
     """
-
-    def finding(message: str, agrees: bool | None) -> Finding:
-        return Finding(subject="gradients", agrees=agrees, message=message)
-
+    subject = "gradients"
     if all(gap.norm == 0 for gap in gaps):
-        return finding("all zero in the run alone: there is nothing to compare", None)
+        return Finding(subject, None, "all zero in the run alone: there is nothing to compare")
     limit, dtypes = tolerance(reference), ", ".join(reference.dtypes).replace("torch.", "")
     errors = ", ".join(f"{gap.error:.1e}" for gap in gaps)
     message = f"relative error {errors} in steps 1 to {len(gaps)}; at most {limit:.0e} for {dtypes}"
@@ -115,7 +114,7 @@ def compare_gradients(
         message += "; dropout was off"
     exceeding = [gap for gap in gaps if not gap.error <= limit]
     if not exceeding:
-        return finding(message, True)
+        return Finding(subject, True, message)
     message += f". Largest in {exceeding[0].parameter}. "
     random_error = max((gap.error for gap in reseeded_gaps), default=0.0)
     if random_error > limit:
@@ -124,8 +123,8 @@ def compare_gradients(
             "uses random numbers, for example in functional.dropout, noise or mixup. Turn that off "
             "to verify the rest."
         )
-        return finding(message, None)
-    return finding(message + _likely_cause(reference, distributed, gaps), False)
+        return Finding(subject, None, message)
+    return Finding(subject, False, message + _likely_cause(reference, distributed, gaps))
 
 
 def tolerance(record: RankRecord) -> float:

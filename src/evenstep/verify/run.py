@@ -6,18 +6,18 @@ The script runs unchanged, in processes of its own. Nothing here imports torch.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from pathlib import Path
 
 import msgspec
 
 from evenstep.errors import EvenstepError
+from evenstep.launch.environment import torchrun_variables
 from evenstep.verify.compare import (
     Finding,
     GradientGap,
@@ -61,11 +61,12 @@ class Script:
 
     def __call__(self, run: VerifiedRun, world: int) -> None:
         """Run to the end. If a rank fails, all are killed."""
-        port, logs = _free_port(), [run.path(f"{rank}.log") for rank in range(world)]
+        logs = [run.path(f"{rank}.log") for rank in range(world)]
+        shared = torchrun_variables(world)
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank, log in enumerate(logs):
-                env = _environment(run, rank, world, port)
+                env = _environment(run, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
                 with log.open("wb") as out:
                     processes.append(
                         subprocess.Popen(self._command, env=env, stdout=out, stderr=out)
@@ -130,23 +131,15 @@ def _first_to_fail(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
     return failed
 
 
-def _environment(run: VerifiedRun, rank: int, world: int, port: int) -> dict[str, str]:
-    """What torchrun would set for a rank; for a single process, nothing of it."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+def _environment(run: VerifiedRun, torchrun: Mapping[str, str]) -> dict[str, str]:
+    """The environment of one rank; a single process gets nothing of torchrun's."""
     clean = {
         key: value
         for key, value in os.environ.items()
-        if key not in names and not key.startswith("TORCHELASTIC_")
+        if key not in torchrun and not key.startswith("TORCHELASTIC_")
     }
     clean[ENV_VARIABLE] = msgspec.json.encode(run).decode()
+    world = int(torchrun["WORLD_SIZE"])
     if world == 1:
         return clean
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world))}
-    values = (rank, world, rank, world, "127.0.0.1", port)
-    return threads | clean | dict(zip(names, map(str, values), strict=True))
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world)), **clean, **torchrun}

@@ -175,12 +175,10 @@ def _forecast_change(
     The forecast refers to the curves `before` this step. It is converted to the current `curves` at
     the measured share, where the two are comparable.
     """
-    forecast = outcome.forecast_samples_per_s
-    forecast = np.where(np.isfinite(forecast) & (forecast > 0), forecast, np.nan)
     at = _equal_share(outcome)
     measured = np.where(np.isfinite(outcome.compute_s), outcome.samples, at)
     moved = np.log(before.seconds(measured)) - np.log(curves.seconds(measured))
-    change = np.log(at / before.seconds(at)) - np.log(forecast) + moved
+    change = np.log(at / before.seconds(at)) - np.log(outcome.forecast_samples_per_s) + moved
     threshold = FORECAST_SIGMAS * np.sqrt(points.noise_var)
     clipped = np.clip(change, -MAX_FORECAST_CHANGE, MAX_FORECAST_CHANGE)
     return np.where(np.isfinite(change) & (np.abs(change) > threshold), clipped, 0.0)

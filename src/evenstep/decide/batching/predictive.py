@@ -19,9 +19,6 @@ from evenstep.decide.split import in_proportion
 from evenstep.ports import Move
 from evenstep.types import Fleet, FloatArray, IntArray, Outcome, WorkerId
 
-SLOWEST_PER_S, FASTEST_PER_S = 1e-9, 1e18
-"""Forecasts are clamped to this range."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PredictiveState:
@@ -60,9 +57,7 @@ class Predictive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ) -> tuple[PredictiveState, Move | None]:
         """Shares proportional to forecasts; without one, to the last measured or known speed."""
         forecast = outcome.forecast_samples_per_s
-        usable = np.isfinite(forecast) & (forecast > 0)
-        clamped = np.clip(forecast, SLOWEST_PER_S, FASTEST_PER_S)
-        speed = np.where(usable, clamped, measured_speed(outcome))
+        speed = np.where(np.isfinite(forecast), forecast, measured_speed(outcome))
         speed = np.where(np.isfinite(speed), speed, memory.samples_per_s)
         memory = PredictiveState(ids=fleet.ids, samples_per_s=speed)
         lower, upper = working_bounds(fleet, batch)

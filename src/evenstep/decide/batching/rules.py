@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from evenstep.errors import ConfigError
-from evenstep.types import LONGEST_S, SHORTEST_S, Fleet, FloatArray, IntArray, Outcome
+from evenstep.types import Fleet, FloatArray, IntArray, Outcome
 
 
 def working_bounds(fleet: Fleet, batch: int) -> tuple[IntArray, IntArray]:
@@ -22,14 +22,9 @@ def is_valid(shares: IntArray, batch: int, lower: IntArray, upper: IntArray) -> 
     return int(shares.sum()) == batch and bool(((lower <= shares) & (shares <= upper)).all())
 
 
-def measured_s(outcome: Outcome) -> FloatArray:
-    """The step's compute times, NaN for workers without a measurement."""
-    return np.clip(outcome.compute_s, SHORTEST_S, LONGEST_S)
-
-
 def measured_speed(outcome: Outcome) -> FloatArray:
     """Samples per second in this step, NaN for workers without a measurement."""
-    return np.where(outcome.samples > 0, outcome.samples, np.nan) / measured_s(outcome)
+    return outcome.samples / outcome.compute_s
 
 
 def seconds_at(shares: IntArray, outcome: Outcome) -> FloatArray:
@@ -40,7 +35,7 @@ def seconds_at(shares: IntArray, outcome: Outcome) -> FloatArray:
     """
     with np.errstate(divide="ignore"):
         scale = np.where(shares > 0, shares, np.nan) / outcome.samples
-    return np.where(np.isfinite(scale), measured_s(outcome) * scale, np.nan)
+    return np.where(np.isfinite(scale), outcome.compute_s * scale, np.nan)
 
 
 def relative_change(before: IntArray, after: IntArray | FloatArray) -> FloatArray:

@@ -21,7 +21,6 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError("threshold", f"must lie in [0, 1], got {self.threshold}")
 
     def worth(self, smaller: SizeRecord, larger: SizeRecord, job: JobView) -> tuple[bool, str]:
-        """Pass or fail, and the figures behind it."""
         s = efficiency(smaller, larger)
         passed = s > self.threshold
         return passed, f"efficiency {s:.2f} {'>' if passed else '<='} {self.threshold:.2f}"

@@ -63,14 +63,11 @@ class RemotePlanner:
         if by is None or not self._place.leads:
             return
         sampled = self._pace.sample(
-            self._clock(),
-            step.reports,
-            generation=by.number,
-            seconds=step.seconds,
-            cost_s=MESSAGE_S,
+            self._clock(), step.reports, generation=by.number, seconds=step.seconds
         )
         if sampled is None:
             return
+        self._pace.decided(MESSAGE_S, moved=False)
         means, quiet = sampled
         reports = tuple(
             map(Report.to_step_report, step.reports, by.roster, *zip(*means, strict=True))

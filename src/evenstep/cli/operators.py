@@ -1,0 +1,92 @@
+"""`evenstep status`, `scale` and `drain`: what operators ask of a running coordinator."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from evenstep.cli.endpoint import find_coordinator, token_option
+from evenstep.cli.table import table
+from evenstep.coordinate.ask import ask
+from evenstep.messages import Ask
+
+STATUS_HEAD = ("worker", "rank", "share", "compute", "wait", "state")
+
+
+def ask_coordinator(run: str, token_file: Path | None, what: str, **about: Any) -> dict[str, Any]:
+    """The answer of a run's coordinator; `about` are further fields of `Ask`."""
+    c = find_coordinator(run, token_file)
+    return ask(c.host, c.port, c.token, Ask(proof="", what=what, **about), c.tls_ca)
+
+
+@click.command("status")
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
+@token_option
+def status_command(run: str, as_json: bool, token_file: Path | None) -> None:
+    """Show the state and the workers of RUN, a folder or HOST:PORT."""
+    status = ask_coordinator(run, token_file, "status")
+    if as_json:
+        click.echo(json.dumps(status))
+        return
+    why = f" ({status['reason']})" if status["reason"] else ""
+    click.echo(
+        f"{status['state']}{why}: generation {status['generation']}, step {status['step']}, "
+        f"{status['samples_per_s']:g} samples/s"
+    )
+    click.echo(table(STATUS_HEAD, map(_status_row, status["workers"])))
+    refused = ", ".join(f"{num} {reason}" for reason, num in status["refused"].items())
+    if refused:
+        click.echo(f"refused: {refused}")
+
+
+def _status_row(worker: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        worker["worker"],
+        "-" if worker["rank"] is None else str(worker["rank"]),
+        str(worker["share"]),
+        f"{worker['compute_s'] * 1000:.1f} ms",
+        f"{worker['wait_s'] * 1000:.1f} ms",
+        worker["state"],
+    )
+
+
+class ScaleCommand(click.Command):
+    """Rejects a negative number as a number; click would take it for an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for arg in args:
+            if re.fullmatch(r"-\d+", arg):
+                raise click.BadParameter(f"must be 1 or more, got {arg}", ctx, None, "NUM_WORKERS")
+        return super().parse_args(ctx, args)
+
+
+@click.command("scale", cls=ScaleCommand)
+@click.argument("run")
+@click.argument("num_workers", type=click.IntRange(min=1))
+@token_option
+def scale_command(run: str, num_workers: int, token_file: Path | None) -> None:
+    """Change RUN, a folder or HOST:PORT, to NUM_WORKERS workers while it trains.
+
+    Its launcher starts new workers, which join when they are ready. Surplus workers, highest rank
+    first, leave at the end of a step.
+    """
+    answer = ask_coordinator(run, token_file, "scale", num_workers=num_workers)
+    click.echo(f"{answer['num_workers']} workers asked for")
+
+
+@click.command("drain")
+@click.argument("run")
+@click.argument("worker")
+@token_option
+def drain_command(run: str, worker: str, token_file: Path | None) -> None:
+    """Let WORKER leave RUN, a folder or HOST:PORT, at the end of a step.
+
+    A restarted coordinator that still waits for WORKER to reconnect gives it up.
+    """
+    ask_coordinator(run, token_file, "drain", worker=worker)
+    click.echo(f"{worker} leaves at the end of a step")
