@@ -171,6 +171,17 @@ def test_the_wish_to_leave_outlives_a_coordinator(desk: Desk) -> None:
     control.close()
 
 
+def test_a_new_worker_redials_a_coordinator_that_hangs_up_before_it_answers(desk: Desk) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(Worker(desk).control)
+        desk.slam()
+        call = desk.accept()
+        control = made.result()
+    control.send(ready())
+    assert call.hear() == ready()
+    control.close()
+
+
 def test_whoever_listens_in_between_it_dials_on(desk: Desk) -> None:
     control, call = Worker(desk).dial()
     call.hang_up()

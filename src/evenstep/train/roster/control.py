@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from evenstep.coordinate.handshake import StrangerError, connect, handshake
+from evenstep.coordinate.handshake import HungUpError, StrangerError, connect, handshake
 from evenstep.errors import EvenstepError
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import (
@@ -47,6 +47,7 @@ log = logging.getLogger("evenstep")
 
 DIAL_S = 5.0  # for one attempt
 RETRY_S = 0.2  # between attempts
+FIRST_DIAL_S = 120.0  # for the first connection: a coordinator on a busy host answers late
 MAX_QUEUED = 1000  # outgoing messages
 MOST_QUOTED = 200  # letters of what a stranger says
 
@@ -79,7 +80,7 @@ class Control:
         # which may have been delayed: so it never ends later than the coordinator thinks.
         self._asked_s: deque[float] = deque()
         self._leased_s = time.monotonic()
-        self.welcome = self._dial()
+        self.welcome = self._first_dial()
         self._leased_s += self.welcome.lease_s
         self._every_s = min(1.0, self.welcome.lease_s / 10)
         self._threads = [
@@ -227,6 +228,19 @@ class Control:
                 log.debug("message not sent: %s", e)
 
     # The connection.
+
+    def _first_dial(self) -> Welcome:
+        until_s, warned = time.monotonic() + FIRST_DIAL_S, False
+        while True:
+            try:
+                return self._dial()
+            except (TimeoutError, HungUpError) as e:
+                if time.monotonic() > until_s:
+                    raise
+                if not warned:
+                    log.warning("no answer from the coordinator yet, trying again: %s", e)
+                warned = True
+                time.sleep(RETRY_S)
 
     def _dial(self) -> Welcome:
         where, known = self._where, getattr(self, "welcome", None)
