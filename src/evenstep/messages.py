@@ -16,7 +16,7 @@ import msgspec
 from evenstep.types import StepReport, Steps, WorkerId
 from evenstep.wire import Codec
 
-PROTOCOL = 3
+PROTOCOL = 4
 GREETING_BYTES = 2**16
 """The longest line accepted from a client that has not authenticated."""
 
@@ -48,6 +48,7 @@ class Hello(Message, frozen=True, kw_only=True):
     generation: int = 0  # that it trains in; 0: it is new
     host: str = ""
     pid: int = 0
+    sees_folder: bool = False  # it can write checkpoints to the run folder
 
 
 class Ask(Message, frozen=True, kw_only=True):
@@ -132,9 +133,15 @@ class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
     disabled_scalers: str = ""  # names of the disabled GradScalers among them
     settings: dict[str, Any] = {}  # from the script
     model: str  # a digest of names, shapes and dtypes
-    address: str  # of this worker's store, for generations that it leads
-    port: int
     sees_folder: bool = False  # it can write checkpoints to the run folder
+
+
+class Publish(Message, frozen=True, kw_only=True):
+    """For the other workers of a generation: where to reach this one, in the words of c10d."""
+
+    generation: int
+    key: str
+    value: bytes
 
 
 class Began(Message, frozen=True, kw_only=True):
@@ -211,9 +218,15 @@ class Generation(Message, frozen=True, kw_only=True):
     planned: bool
     spares: tuple[WorkerId, ...] = ()
     saves: WorkerId = ""  # writes checkpoints; with an empty roster, the final one
-    address: str = ""  # of the leader's store
-    port: int = 0
     reason: str
+
+
+class Published(Message, frozen=True, kw_only=True):
+    """What another worker of a generation has published."""
+
+    generation: int
+    key: str
+    value: bytes
 
 
 class NewPlan(Message, frozen=True, kw_only=True):
@@ -241,8 +254,21 @@ class Goodbye(Message, frozen=True, kw_only=True):
     why: str = ""
 
 
-FromClient = Hello | Ask | Ready | Began | Stepped | Stuck | Alive | Leaving | Done | Failed
-ToClient = Greeting | Welcome | Refused | Answer | Generation | NewPlan | Paused | Lease | Goodbye
+FromClient = (
+    Hello | Ask | Ready | Publish | Began | Stepped | Stuck | Alive | Leaving | Done | Failed
+)
+ToClient = (
+    Greeting
+    | Welcome
+    | Refused
+    | Answer
+    | Generation
+    | Published
+    | NewPlan
+    | Paused
+    | Lease
+    | Goodbye
+)
 
 from_client: Codec[FromClient] = Codec(FromClient)
 from_stranger: Codec[Hello | Ask] = Codec(Hello | Ask, max_bytes=GREETING_BYTES)

@@ -34,6 +34,8 @@ from evenstep.messages import (
     Leaving,
     NewPlan,
     Paused,
+    Publish,
+    Published,
     Ready,
     Refused,
     ToClient,
@@ -68,11 +70,14 @@ class Control:
         self._socket: socket.socket | None = None
         # A SimpleQueue is reentrant: a signal handler may interrupt a `put` with one of its own.
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._to_resend: dict[type, bytes] = {}  # what a restarted coordinator must know
+        # What a restarted coordinator must know, by kind, or by the key of what was published.
+        self._to_resend: dict[type | tuple[int, str], bytes] = {}
+        self._published: dict[tuple[int, str], bytes] = {}  # by generation and key
         self.generations: dict[int, Generation] = {}
         self.newest = 0  # of all generations announced
         self.newest_unplanned = 0  # of those that make the step at hand void
         self._plan: NewPlan | None = None
+        self.sees_folder = False  # this worker can write checkpoints to the run folder
         self.paused = ""
         self.goodbye: str | None = None
         self._closed = False
@@ -110,6 +115,18 @@ class Control:
         else:
             log.debug("the coordinator does not read: dropped %s", type(message).__name__)
 
+    def publish(self, generation: int, key: str, value: bytes) -> None:
+        """Pass a value on to the other workers of a generation."""
+        message = Publish(generation=generation, key=key, value=value)
+        with self._lock:
+            self._published[generation, key] = value
+            self._to_resend[generation, key] = from_client.encode(message)
+        self.send(message)
+
+    def published(self, generation: int, key: str) -> bytes | None:
+        """What any worker of a generation has published under a key; None: nothing yet."""
+        return self._published.get((generation, key))
+
     def take_plan(self, generation: int) -> NewPlan | None:
         """The newest plan of a generation, once."""
         with self._lock:
@@ -121,6 +138,9 @@ class Control:
         with self._lock:
             for number in [n for n in self.generations if n < generation]:
                 del self.generations[number]
+            for about in [about for about in self._published if about[0] < generation]:
+                del self._published[about]
+                self._to_resend.pop(about, None)
 
     def wait(self, seconds: float) -> None:
         """Wait for a message, at most so many seconds."""
@@ -175,8 +195,8 @@ class Control:
 
     def _send_again(self) -> None:
         generation = self._progress().generation
-        for kind, line in list(self._to_resend.items()):
-            if kind is not Ready or generation == 0:
+        for about, line in list(self._to_resend.items()):
+            if about is not Ready or generation == 0:
                 self._outbox.put(line)
 
     def _receive(self, message: ToClient) -> None:
@@ -188,6 +208,8 @@ class Control:
                     if not planned:
                         self.newest_unplanned = max(self.newest_unplanned, number)
                     self.paused = ""
+                case Published(generation=number, key=key, value=value):
+                    self._published[number, key] = value
                 case NewPlan():
                     self._plan = message
                 case Paused(reason=reason):
@@ -253,6 +275,7 @@ class Control:
                 generation=self._progress().generation,
                 host=socket.gethostname(),
                 pid=os.getpid(),
+                sees_folder=self.sees_folder,
             )
             answer, proved = handshake(
                 there, lines, hello, Welcome, token=where.token, address=str(where)

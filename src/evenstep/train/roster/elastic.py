@@ -60,11 +60,11 @@ class ElasticRoster:
     def __init__(self, where: CoordinatorAddress, job: Job) -> None:
         self.rank, self.world, self.is_late = 0, 1, False
         self._job = job
-        self._address, self._token = where.address, where.token
+        self._token = where.token
         self._tracker = GenerationTracker(where, job.step)
         log.info("admitted to the run at %s as %s", where, self._tracker.worker)
-        self._groups = GenerationGroups(where.address, self._tracker.check)
         control = self._tracker.control
+        self._groups = GenerationGroups(control, where.address, self._tracker.check)
         self._planner = RemotePlanner(self._tracker, control)
         self._sigterm = SigtermNotice(lambda: control.send(Leaving(why="SIGTERM")))
         self._lost_group = False  # and there is no other yet
@@ -111,8 +111,6 @@ class ElasticRoster:
                 **worker_facts(job),
                 settings=run_settings(job),
                 model=model_digest(job.model.module),
-                address=self._address,
-                port=self._groups.port,
                 sees_folder=self._saver.sees_folder,
             )
         )
@@ -127,6 +125,7 @@ class ElasticRoster:
         checkpoints = open_checkpoints(tracker.welcome, self._token)
         every_s = tracker.welcome.checkpoint_every_s
         self._saver = CheckpointSaver(job, self._state, checkpoints, every_s)
+        tracker.control.sees_folder = self._saver.sees_folder
         self._catch_up = CatchUp(job, self._state, self._rollback, self._saver)
         self._has_entered = True
         self._release_steps = skip_void_steps(
