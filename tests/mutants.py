@@ -61,13 +61,13 @@ MUTANTS = [
         TRAIN + "recover/rollback.py",
         "        step.num_unused = self.num_unused_before\n",
         "",
-        f"tests/train/test_void.py {LOOPS} -k turns or accumulating",
+        f"tests/train/test_void.py {LOOPS} -k alternate or accumulating",
     ),
     Mutant(
         TRAIN + "recover/rollback.py",
         "        return self._seen or (self._several and self._batches_left > 0)",
         "        return False",
-        f"{LOOPS} -k turns",
+        f"{LOOPS} -k alternate",
     ),
     Mutant(
         TRAIN + "optimizers.py",
