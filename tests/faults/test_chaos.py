@@ -30,7 +30,7 @@ def is_gone(worker: str, status: dict[str, Any]) -> bool:
 def test_a_run_through_chaos_ends_where_one_process_ends(
     seed: int, tmp_path: Path, alone: Alone
 ) -> None:
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     options = ["--restarts", "0", "--checkpoint-every", "1"]
     with CliRun(tmp_path, workers="3:7", options=options, args=HELD) as run:
         run.until_training(3)
@@ -39,8 +39,8 @@ def test_a_run_through_chaos_ends_where_one_process_ends(
         for _ in range(EVENTS):
             there, generation = run.pids(), status["generation"]
             few, many = len(there) <= 3, len(there) >= 7
-            what = str(chance.choice([*([] if few else SHRINK), *([] if many else ["grow"])]))
-            chosen = [str(w) for w in chance.choice(list(there), 2, replace=False)]
+            what = str(rng.choice([*([] if few else SHRINK), *([] if many else ["grow"])]))
+            chosen = [str(w) for w in rng.choice(list(there), 2, replace=False)]
             if what == "grow":
                 num = len(there) + 1
                 run.ask("scale", num_workers=num)
@@ -57,7 +57,7 @@ def test_a_run_through_chaos_ends_where_one_process_ends(
                 run.until(partial(is_gone, chosen[0]))
                 os.kill(there[chosen[1]], signal.SIGCONT)
             status = run.until_training(num, after=generation)
-            status = run.until_step(status["step"] + int(chance.integers(1, 5)))
+            status = run.until_step(status["step"] + int(rng.integers(1, 5)))
         run.ask("stop")
         assert run.wait() == 0
     args = epoch_args(status["step"] + 100)

@@ -34,8 +34,8 @@ class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Distinct random samples."""
 
     def __init__(self, num: int) -> None:
-        chance = torch.Generator().manual_seed(1)
-        self.x = torch.randn(num, 8, generator=chance, dtype=torch.float64)
+        rng = torch.Generator().manual_seed(1)
+        self.x = torch.randn(num, 8, generator=rng, dtype=torch.float64)
         self.y = (self.x.sum(1, keepdim=True) * 0.3).tanh()
 
     def __len__(self) -> int:
