@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from evenstep.coordinate.brain import Brain
 from evenstep.coordinate.coordinator import Coordinator
 from evenstep.coordinate.events import (
@@ -19,6 +21,7 @@ from evenstep.coordinate.events import (
     Connected,
     Disconnected,
     Dying,
+    Ending,
     Exited,
     HangUp,
     Heard,
@@ -32,15 +35,16 @@ from evenstep.coordinate.events import (
     StartProcesses,
     StopAsked,
     StopProcess,
+    Store,
+    Terms,
     Tick,
     TookOver,
     WorkerDrainAsked,
 )
+from evenstep.coordinate.operators import status
 from evenstep.coordinate.processes import Processes
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.state import RunState
-from evenstep.coordinate.status import status
-from evenstep.coordinate.terms import Ending, Store, Terms
 from evenstep.journal import Journal
 from evenstep.messages import (
     Alive,
@@ -145,7 +149,10 @@ class World:
     def handle(self, event: AnyInput) -> Welcome | Refused | Answer | None:
         """Tell the coordinator of something; its reply, if there is one."""
         replies: list[Welcome | Refused | Answer] = []
+        before = self.state
+        content = _content(before)
         self._coordinator.handle(event, replies.append)
+        assert _content(before) == content, "membership changes no state in place"
         return replies[0] if replies else None
 
     @property
@@ -464,3 +471,9 @@ class World:
             for w in self.workers.values()
         ]
         return told, len(self.announced), len(self.starting), self.ending
+
+
+def _content(state: RunState) -> list[Any]:
+    """Its fields, with copies of the collections that a draft copies; all else in it is frozen."""
+    fields = asdict(state).values()
+    return [value.copy() if isinstance(value, dict | set) else value for value in fields]

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from evenstep.coordinate.events import Exited, StartAsked
-from evenstep.coordinate.terms import Terms
+from evenstep.coordinate.events import Exited, StartAsked, Terms
 from evenstep.types import Launch, WorkerId
 from tests.coordinate.hosted import Hosted, hosted
 from tests.faults.watching import SCRIPT, Fault, Watching

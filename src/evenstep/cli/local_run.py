@@ -11,26 +11,28 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import click
+from msgspec.structs import replace
 
 from evenstep.cli.endpoint import advertised_address
 from evenstep.cli.signals import StopRequests
 from evenstep.coordinate.addresses import EVERYWHERE
 from evenstep.coordinate.events import (
+    MAX_WORKERS,
     Adopted,
     Dying,
+    Ending,
     EvictAsked,
     Exited,
     KillAsked,
     StartAsked,
     StopAsked,
+    Terms,
 )
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.coordinate.service import Service
-from evenstep.coordinate.terms import MAX_WORKERS, Ending, Terms
 from evenstep.errors import ConfigError
 from evenstep.launch.local import LocalLauncher, worker_environment
 from evenstep.types import WorkerId, listed

@@ -19,8 +19,8 @@ from evenstep.cli.run_options import (
     worker_counts,
     worker_prices,
 )
+from evenstep.coordinate.events import Terms
 from evenstep.coordinate.run_folder import RunFolder
-from evenstep.coordinate.terms import Terms
 from evenstep.errors import ConfigError
 from evenstep.journal import read
 from evenstep.launch.logs import show_log

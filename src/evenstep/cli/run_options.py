@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from evenstep.config import Settings
-from evenstep.coordinate.terms import MAX_WORKERS
+from evenstep.coordinate.events import MAX_WORKERS
 from evenstep.engine import assemble
 from evenstep.errors import ConfigError
 from evenstep.strict import build, override

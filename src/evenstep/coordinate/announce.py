@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.events import StartProcesses
-from evenstep.coordinate.state import Changing, ProcessInfo, RunMember, Suspended, WorkerState
+from evenstep.coordinate.events import Ending, EndRun, SaveStores, StartProcesses
+from evenstep.coordinate.state import (
+    Changing,
+    Ended,
+    ProcessInfo,
+    RunMember,
+    Stopping,
+    Suspended,
+    WorkerState,
+)
 from evenstep.messages import Generation, Goodbye, NewPlan, Paused
-from evenstep.types import Plan, Regroup, WorkerId
+from evenstep.types import Left, Plan, Regroup, WorkerId
 
 
 def make_generation(d: Draft, regroup: Regroup, plan: Plan, *, planned: bool) -> Generation:
@@ -50,7 +56,7 @@ def announce(d: Draft, generation: Generation) -> None:
     # as it knows, and then obeys only a generation that holds at once.
     joins = {m.id: running is not None and not m.begun for m in concerned}
     d.send(generation, *(w for w, joining in joins.items() if not joining))
-    d.send(altered(generation, planned=False), *(w for w, joining in joins.items() if joining))
+    d.send(replace(generation, planned=False), *(w for w, joining in joins.items() if joining))
 
 
 def force(d: Draft) -> None:
@@ -58,7 +64,7 @@ def force(d: Draft) -> None:
     if isinstance(d.phase, Changing):
         d.phase = replace(d.phase, leaver_gone_s=None)
         if d.phase.coming.planned:
-            announce(d, altered(d.phase.coming, planned=False))
+            announce(d, replace(d.phase.coming, planned=False))
 
 
 def send_plan(d: Draft, running: Generation, plan: Plan) -> None:
@@ -139,3 +145,60 @@ def _new_spares(d: Draft) -> tuple[WorkerId, ...]:
     free = d.terms.spares - len(d.in_states(WorkerState.SPARE))
     leaving = [m.id for m in d.in_states(WorkerState.LEFT) if m.may_stay]
     return tuple(leaving[: max(0, free)])
+
+
+# The end of the run.
+
+
+def announce_end(d: Draft) -> None:
+    """The end is a change like others: planned, with an empty roster."""
+    assert isinstance(d.closing, Stopping)
+    d.closing = replace(d.closing, announced=True, since_s=d.now_s)
+    d.effects.append(SaveStores(stores={}))  # nobody may take over workers that leave
+    generation = Generation(
+        number=d.number + 1,
+        roster=(),
+        shares=(),
+        planned=d.running is not None and d.coming is None,
+        saves=d.saver(d.roster),
+        reason=d.stopping,
+    )
+    announce(d, generation)
+
+
+def hurry(d: Draft) -> None:
+    """The step in flight will not end: all leave at once."""
+    if d.coming is not None and d.coming.planned:
+        d.log("the step in flight does not end: all workers leave at once", "warning")
+        number, saves = d.coming.number + 1, d.saver(d.roster)
+        announce(d, replace(d.coming, number=number, planned=False, saves=saves))
+
+
+def settle(d: Draft) -> None:
+    """End the run if there is nothing left to wait for."""
+    if d.ending is not None or d.away:
+        return
+    training = d.training()
+    if d.stopping:
+        if not training:
+            end(d, Ending(ok=True, why=f"stopped: {d.stopping}"))
+    elif d.finishing:
+        # A change that was announced and not passed on is not waited for.
+        if not any(d.running is None or d.is_running(m.id) for m in training):
+            end(d, Ending(ok=True, why="trained to the end"))
+    elif d.has_launched and not d.expects_workers():
+        end(d, Ending(ok=False, why=f"no worker is left; {d.last_loss}"))
+
+
+def end(d: Draft, ending: Ending) -> None:
+    """End the run now."""
+    if d.ending is not None:
+        return
+    d.log(f"the run ends: {ending.why}")
+    d.closing = Ended(ending=ending, stopped_because=d.stopping)
+    if d.roster:
+        d.decide(Left(workers=d.roster, cause=ending.why))  # a resumed run waits for none of them
+    d.effects.append(EndRun(ending=ending))
+    for member in list(d.members.values()):
+        if member.state is not WorkerState.DISMISSED and member.id != ending.worker:
+            dismiss(d, member, ending.why)

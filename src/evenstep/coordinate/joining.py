@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from evenstep.config import BatchSettings, Settings
+from evenstep.coordinate.announce import end
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.events import Connected, Reply
+from evenstep.coordinate.events import Connected, Ending, Reply, Store
 from evenstep.coordinate.roster import advance
-from evenstep.coordinate.shutdown import end
 from evenstep.coordinate.state import Contact, RunMember, WorkerState
 from evenstep.coordinate.takeover import returned
-from evenstep.coordinate.terms import Ending, Store
 from evenstep.errors import BatchBoundsError, ConfigError, EvenstepError
 from evenstep.messages import ALIKE, Ready, Refused, Welcome, differ
 from evenstep.strict import build, override

@@ -7,21 +7,18 @@ input that raises InvalidInputError cannot be true, and leaves everything as it 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
 
-from msgspec.structs import replace as altered
+from msgspec.structs import asdict, replace
 
 from evenstep import messages as msg
 from evenstep.coordinate import events as ev
 from evenstep.coordinate import exits, joining, liveness, operators, takeover
-from evenstep.coordinate.announce import dismiss, let_go
+from evenstep.coordinate.announce import dismiss, end, let_go, settle
 from evenstep.coordinate.draft import Decides, Draft
+from evenstep.coordinate.events import Ending
 from evenstep.coordinate.roster import advance, begin, change, disconnect, obey
-from evenstep.coordinate.shutdown import end, settle
-from evenstep.coordinate.state import Ended, RunMember, RunState, WorkerState
-from evenstep.coordinate.status import own_steps
-from evenstep.coordinate.terms import Ending
+from evenstep.coordinate.state import Ended, Progress, RunMember, RunState, WorkerState
 from evenstep.errors import PlanError
 from evenstep.types import DrainAsked, StepDone, WorkerId
 
@@ -43,7 +40,7 @@ def membership(
         _handle(d, event)
     except PlanError as e:  # the first shares of a roster are wrong: there are none to go on with
         end(d, Ending(ok=False, why=str(e)))
-    return d.freeze(), tuple(d.effects)
+    return d.state(), tuple(d.effects)
 
 
 def _alive(
@@ -54,12 +51,12 @@ def _alive(
     if read_s is None or now_s - read_s > liveness.OWN_LAG_S:
         d = Draft.of(state, now_s, brain)
         liveness.read_clock(d)
-        state = d.freeze()
-    timing = altered(state.timing, clock_read_s=now_s)
+        state = d.state()
+    timing = replace(state.timing, clock_read_s=now_s)
     if worker not in state.members:
-        return altered(state, timing=timing), ()
+        return replace(state, timing=timing), ()
     contact = liveness.heartbeat(state.contacts[worker], alive, now_s)
-    state = altered(state, timing=timing, contacts={**state.contacts, worker: contact})
+    state = replace(state, timing=timing, contacts={**state.contacts, worker: contact})
     return state, (ev.Send(workers=(worker,), message=LEASE),)
 
 
@@ -179,24 +176,17 @@ def _done(d: Draft, member: RunMember, step: int) -> None:
 
 
 def _stepped(d: Draft, member: RunMember, message: msg.Stepped) -> None:
-    done = StepDone(
-        step=message.step,
-        generation=message.generation,
-        seconds=message.seconds,
-        reports=message.reports,
-        grad_squared_norm=message.grad_squared_norm,
-        quiet=message.quiet,
-        position=message.position,
-    )
+    done = StepDone(**asdict(message))
     if _leads(member, d.coming, message.generation):
         begin(d)
     if d.cluster is None or not _leads(member, d.running, message.generation):
         return
     liveness.stepped(d, message.seconds, [r.worker for r in message.reports])
-    steps = own_steps(done, d.cluster.batch)
+    quiet = done.quiet  # its samples are capped to this generation's own
+    quiet = replace(quiet, samples=min(quiet.samples, quiet.num * d.cluster.batch))
+    steps = replace(done, quiet=quiet).steps
     reports = {**d.progress.reports, **{r.worker: r for r in message.reports}}
-    d.progress = replace(
-        d.progress,
+    d.progress = Progress(
         step=message.step,
         reports={w: report for w, report in reports.items() if w in d.members},
         throughput=d.progress.throughput.add(d.now_s, done.generation, steps),

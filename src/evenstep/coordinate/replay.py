@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from evenstep.config import Settings
 from evenstep.coordinate.events import AnyEffect, Opened
@@ -94,8 +94,8 @@ def replay_membership(
     effects: tuple[AnyEffect, ...]
     for record in records:
         brain.forward(record.num_decided, steps_only=not isinstance(record.event, Opened))
-        timing = record.timing or altered(state.timing, clock_read_s=record.clock_read_s)
-        state = altered(
+        timing = record.timing or replace(state.timing, clock_read_s=record.clock_read_s)
+        state = replace(
             state,
             cluster=brain.cluster if state.cluster is not None else None,
             contacts={**state.contacts, **record.contacts},

@@ -6,23 +6,27 @@ A generation exists only if it is announced here. Numbers only grow, also over r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from evenstep.coordinate.announce import (
     announce,
+    announce_end,
     call_spares,
     dismiss,
+    end,
     force,
+    hurry,
     launch,
     let_go,
     make_generation,
     pause,
     send_plan,
+    settle,
 )
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.events import SaveStores
-from evenstep.coordinate.shutdown import announce_end, end, hurry, settle
+from evenstep.coordinate.events import Ending, SaveStores
 from evenstep.coordinate.state import (
     Changing,
     Returning,
@@ -31,7 +35,6 @@ from evenstep.coordinate.state import (
     Training,
     WorkerState,
 )
-from evenstep.coordinate.terms import Ending
 from evenstep.types import (
     AnyAction,
     AnyEvent,

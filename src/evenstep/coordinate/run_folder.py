@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 import psutil
 
-from evenstep.coordinate.terms import Store
+from evenstep.coordinate.events import Store
 from evenstep.errors import ConfigError
 from evenstep.types import WorkerId
 

@@ -14,13 +14,13 @@ from evenstep.coordinate import events as ev
 from evenstep.coordinate.addresses import EVERYWHERE, outward_address, spell
 from evenstep.coordinate.brain import Brain
 from evenstep.coordinate.coordinator import Coordinator
+from evenstep.coordinate.events import Ending, Terms
+from evenstep.coordinate.operators import status
 from evenstep.coordinate.processes import Processes
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.coordinate.server import Server
 from evenstep.coordinate.state import RunState
-from evenstep.coordinate.status import status
-from evenstep.coordinate.terms import Ending, Terms
 from evenstep.journal import Journal
 from evenstep.messages import Answer, Ask, FromClient, Hello
 from evenstep.types import WorkerId

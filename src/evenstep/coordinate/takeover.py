@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from evenstep.coordinate import roster
 from evenstep.coordinate.announce import let_go, make_generation, pause
