@@ -65,7 +65,7 @@ class Cluster(Watching):
     def _coordinate(self, port: int = 0) -> None:
         self._host = self._stack.enter_context(hosted(self.folder, self._terms, port))
         service = self._host.service
-        service.processes.launcher = self
+        service.coordinator.launcher = self
         start = StartAsked(num_workers=self._num, explicit=True)
         self._host.inside(lambda: service.handle(start))
 
@@ -74,7 +74,7 @@ class Cluster(Watching):
     def launch(self, order: Launch) -> None:
         """Fork workers."""
         for _ in range(order.num_workers):
-            worker = self._host.service.processes.name()
+            worker = self._host.service.coordinator.launching
             env = {
                 **self._env,
                 "EVENSTEP_COORDINATOR": self._host.address,

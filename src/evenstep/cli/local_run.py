@@ -149,14 +149,14 @@ class LocalRun:
             [sys.executable, *self._command],
             env=env,
             logs=self._folder.logs,
-            name=service.processes.name,
+            name=lambda: service.coordinator.launching,
             on_dying=lambda worker, number: service.handle(Dying(worker=worker, signal=number)),
             on_end=lambda worker, code, output: service.handle(
                 Exited(worker=worker, code=code, output=output)
             ),
             out=sys.stdout,
         )
-        service.processes.launcher = launcher
+        service.coordinator.launcher = launcher
         return launcher
 
     def on_signal(self, number: int) -> None:

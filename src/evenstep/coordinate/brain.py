@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
 from evenstep.config import Settings
+from evenstep.coordinate.events import TookOver
 from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
 from evenstep.errors import JournalError, PlanError
@@ -42,8 +43,8 @@ class Brain:
         engine.journal = self._open_journal(engine.cluster.settings, {"facts": facts})
         self._engine = engine
 
-    def restore(self, path: Path) -> Restored:
-        """Go on with the run of a journal."""
+    def restore(self, path: Path) -> tuple[float, TookOver]:
+        """Go on with the run of a journal: where its clock stands, and what the journal knows."""
         journal = Journal.resume(path)
         try:
             header, records = read(path)
@@ -64,8 +65,13 @@ class Brain:
             raise
         engine.journal = journal
         self._engine = engine
-        facts = header.about.get("facts", {})
-        return Restored(clock_s=clock_s, rostered=rostered, previous_roster=previous, facts=facts)
+        took_over = TookOver(
+            facts=header.about.get("facts", {}),
+            rostered=tuple(sorted(rostered)),
+            previous_roster=previous,
+            stores={},
+        )
+        return clock_s, took_over
 
     @property
     def cluster(self) -> Cluster:
@@ -127,15 +133,6 @@ class Brain:
         if self._engine is not None and self._engine.journal is not None:
             self._engine.journal.close()
             self._engine.journal = None
-
-
-class Restored(NamedTuple):
-    """A run as its journal has it."""
-
-    clock_s: float  # where the run's own clock stands
-    rostered: set[WorkerId]  # every id that was ever in a roster
-    previous_roster: tuple[WorkerId, ...]  # of the generation before the newest
-    facts: dict[str, Any]  # that all workers share
 
 
 def _with_mean(report: StepReport, usual: tuple[float, float]) -> StepReport:

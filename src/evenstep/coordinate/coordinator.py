@@ -6,7 +6,7 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from evenstep.coordinate.brain import Brain
 from evenstep.coordinate.events import (
@@ -14,24 +14,31 @@ from evenstep.coordinate.events import (
     AnyInput,
     Crashed,
     EndRun,
+    HangUp,
     Log,
     NotStarted,
     Reply,
+    SaveStores,
+    Send,
     SendReply,
+    StartProcesses,
+    StopProcess,
 )
 from evenstep.coordinate.membership import membership
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.state import RunState
 from evenstep.errors import InvalidInputError
+from evenstep.ports import Launcher
+from evenstep.types import Launch, WorkerId
 
 log = logging.getLogger("evenstep")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING}
 
 
 class Performs(Protocol):
-    """Performs effects. A launch that fails is the next input."""
+    """Performs effects with sockets and files."""
 
-    def perform(self, effect: AnyEffect) -> NotStarted | None: ...
+    def perform(self, effect: Send | HangUp | SaveStores | EndRun) -> None: ...
 
 
 class Coordinator:
@@ -45,6 +52,8 @@ class Coordinator:
         record: MembershipRecorder,
     ) -> None:
         self.state = RunState()
+        self.launcher: Launcher | None = None
+        self.launching: WorkerId = ""  # which worker, while the launcher is called
         self._brain, self._outside, self._clock, self._record = brain, outside, clock, record
         self._waiting: deque[tuple[AnyInput, SendReply | None]] = deque()
         self._busy = False
@@ -91,12 +100,33 @@ class Coordinator:
             case Reply(message=message):
                 if reply is not None:
                     reply(message)
-            case _:
+            case StartProcesses():
+                self._launch(effect)
+            case StopProcess(worker=worker):
+                if self.launcher is not None:
+                    self.launcher.stop(worker)
+            case Send() | HangUp() | SaveStores() | EndRun():
                 if isinstance(effect, EndRun):
                     self._brain.close()
-                failed = self._outside.perform(effect)
-                if failed is not None:
-                    self._waiting.appendleft((failed, None))
+                self._outside.perform(effect)
+            case _:
+                assert_never(effect)
+
+    def _launch(self, order: StartProcesses) -> None:
+        """Launch workers one by one. Those that could not be launched are the next input."""
+        failed, causes = [], []
+        for worker in order.workers:
+            self.launching = worker
+            try:
+                if self.launcher is None:
+                    raise RuntimeError("this run starts no workers itself; join some")
+                self.launcher.launch(Launch(num_workers=1, kind=order.kind, reason=order.reason))
+            except Exception as e:  # whatever happens in a launcher, the run goes on without it
+                log.warning("a worker could not be started: %s", e)
+                failed.append(worker)
+                causes.append(str(e) or type(e).__name__)
+        if failed:
+            self._waiting.appendleft((NotStarted(workers=tuple(failed), cause=causes[0]), None))
 
     def close(self) -> None:
         """Close the journal and the record."""

@@ -17,7 +17,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from evenstep.coordinate.addresses import spell
-from evenstep.coordinate.events import SendReply
+from evenstep.coordinate.events import AnyInput, Disconnected, Heard, SendReply
 from evenstep.errors import InvalidInputError
 from evenstep.messages import (
     COORDINATOR,
@@ -25,7 +25,6 @@ from evenstep.messages import (
     PROTOCOL,
     Answer,
     Ask,
-    FromClient,
     Greeting,
     Hello,
     Refused,
@@ -50,12 +49,10 @@ MAX_MISTAKES = 100  # bad messages of one connection
 
 
 class Listener(Protocol):
-    """Handles what clients say. A reply comes before the call returns."""
+    """Handles what clients say. `answer` replies before it returns."""
 
-    def connected(self, hello: Hello, reply: SendReply) -> None: ...
-    def heard(self, worker: WorkerId, message: FromClient) -> None: ...
-    def closed(self, worker: WorkerId) -> None: ...
-    def ask(self, ask: Ask, reply: SendReply) -> None: ...
+    def answer(self, first: Hello | Ask, reply: SendReply) -> None: ...
+    def handle(self, event: AnyInput) -> None: ...
 
 
 class _RefusedError(Exception):
@@ -175,10 +172,7 @@ class Server:
             if not isinstance(answer, Refused):
                 self._write(writer, replace(answer, proof=proved))
 
-        if isinstance(first, Ask):
-            self._listener.ask(first, reply)
-        else:
-            self._listener.connected(first, reply)
+        self._listener.answer(first, reply)
         (answer,) = answers
         if isinstance(answer, Refused):
             raise _RefusedError("not taken in", answer.why, proved)
@@ -193,7 +187,7 @@ class Server:
                     message = from_client.decode(line)
                     if isinstance(message, Hello | Ask):
                         raise InvalidInputError("message", "is for strangers")
-                    self._listener.heard(worker, message)
+                    self._listener.handle(Heard(worker=worker, message=message))
                 except InvalidInputError as e:
                     mistakes += 1
                     self.refused["bad message"] += 1
@@ -201,7 +195,7 @@ class Server:
         finally:
             if self._workers.get(worker) is writer:  # else the coordinator hung up
                 del self._workers[worker]
-                self._listener.closed(worker)
+                self._listener.handle(Disconnected(worker=worker))
 
     def _write(self, writer: asyncio.StreamWriter, message: ToClient) -> None:
         self._write_line(writer, to_client.encode(message))
