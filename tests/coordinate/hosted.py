@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from evenstep.coordinate.ask import ask
+from evenstep.coordinate.client import ask
 from evenstep.coordinate.events import Ending, Terms
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.coordinate.service import Service

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evenstep.coordinate import server
-from evenstep.coordinate.ask import NoAnswerError, ask
+from evenstep.coordinate.client import NoAnswerError, ask
 from evenstep.coordinate.events import Heard
 from evenstep.errors import InvalidInputError
 from evenstep.messages import (

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from evenstep.coordinate.addresses import is_here
-from evenstep.coordinate.ask import NoAnswerError
+from evenstep.coordinate.client import NoAnswerError
 from evenstep.coordinate.events import Terms
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.decide.batching import POLICIES

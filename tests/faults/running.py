@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from evenstep.coordinate.ask import NoAnswerError, ask
+from evenstep.coordinate.client import NoAnswerError, ask
 from evenstep.messages import Ask
 from tests.faults.watching import SCRIPT, Fault, Watching
 from tests.source_tree import PYTHONPATH

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evenstep.coordinate.addresses import EVERYWHERE, is_here, outward_address
-from evenstep.coordinate.ask import ask, ask_from
+from evenstep.coordinate.client import ask, ask_from
 from evenstep.coordinate.run_folder import TLS_CA, read_addresses
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import CoordinatorAddress, find_token, host_and_port, read_token

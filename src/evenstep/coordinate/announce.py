@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from evenstep.coordinate import state as st
 from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import Ending, EndRun, SaveStores, StartProcesses
-from evenstep.coordinate.state import (
-    Changing,
-    Ended,
-    ProcessInfo,
-    RunMember,
-    Stopping,
-    Suspended,
-    WorkerState,
-)
+from evenstep.coordinate.state import WorkerState
 from evenstep.messages import Generation, Goodbye, NewPlan, Paused
 from evenstep.types import Left, Plan, Regroup, WorkerId
 
@@ -47,7 +40,7 @@ def announce(d: Draft, generation: Generation) -> None:
     if d.terms.run and not generation.saves:
         d.log(f"no worker sees {d.terms.run}: nobody writes checkpoints", "warning")
     running = d.running if generation.planned else None
-    d.phase = Changing(running=running, coming=generation)
+    d.phase = st.Changing(running=running, coming=generation)
     concerned = [m for m in d.members.values() if m.trains or m.state is WorkerState.LEFT]
     if not generation.planned:
         for member in concerned:
@@ -61,7 +54,7 @@ def announce(d: Draft, generation: Generation) -> None:
 
 def force(d: Draft) -> None:
     """A leaver is gone already: the announced change cannot wait for a step's end any more."""
-    if isinstance(d.phase, Changing):
+    if isinstance(d.phase, st.Changing):
         d.phase = replace(d.phase, leaver_gone_s=None)
         if d.phase.coming.planned:
             announce(d, replace(d.phase.coming, planned=False))
@@ -80,7 +73,7 @@ def pause(d: Draft, reason: str) -> None:
     """The workers wait, state in hand, and spares are called back."""
     assert d.cluster is not None
     d.log(f"paused: {reason}", "warning")
-    d.phase = Suspended(reason)
+    d.phase = st.Suspended(reason)
     training = d.training()
     for member in training:
         d.free(member.id)
@@ -92,7 +85,7 @@ def pause(d: Draft, reason: str) -> None:
     call_spares(d, lacking - len(d.in_states(WorkerState.READY)), reason)
 
 
-def let_go(d: Draft, member: RunMember, why: str) -> None:
+def let_go(d: Draft, member: st.RunMember, why: str) -> None:
     """Drain a worker: at a step's end if it trains, else now."""
     idle = (WorkerState.STARTING, WorkerState.READY, WorkerState.SPARE)
     if member.state is WorkerState.TRAINING or member.state in idle:
@@ -103,7 +96,7 @@ def let_go(d: Draft, member: RunMember, why: str) -> None:
         dismiss(d, member, why)
 
 
-def dismiss(d: Draft, member: RunMember, why: str) -> None:
+def dismiss(d: Draft, member: st.RunMember, why: str) -> None:
     """Tell a worker that it may end."""
     d.put(replace(member, state=WorkerState.DISMISSED))
     d.expect_no_more(member.id)
@@ -121,7 +114,7 @@ def launch(d: Draft, num_workers: int, reason: str, kind: str = "") -> None:
     names = []
     for _ in range(num_workers):
         names.append(name := d.new_name())
-        d.processes[name] = ProcessInfo(running=True, started_s=d.now_s)
+        d.processes[name] = st.ProcessInfo(running=True, started_s=d.now_s)
     d.has_launched = True
     d.effects.append(StartProcesses(workers=tuple(names), kind=kind, reason=reason))
 
@@ -152,7 +145,7 @@ def _new_spares(d: Draft) -> tuple[WorkerId, ...]:
 
 def announce_end(d: Draft) -> None:
     """The end is a change like others: planned, with an empty roster."""
-    assert isinstance(d.closing, Stopping)
+    assert isinstance(d.closing, st.Stopping)
     d.closing = replace(d.closing, announced=True, since_s=d.now_s)
     d.effects.append(SaveStores(stores={}))  # nobody may take over workers that leave
     generation = Generation(
@@ -195,7 +188,7 @@ def end(d: Draft, ending: Ending) -> None:
     if d.ending is not None:
         return
     d.log(f"the run ends: {ending.why}")
-    d.closing = Ended(ending=ending, stopped_because=d.stopping)
+    d.closing = st.Ended(ending=ending, stopped_because=d.stopping)
     if d.roster:
         d.decide(Left(workers=d.roster, cause=ending.why))  # a resumed run waits for none of them
     d.effects.append(EndRun(ending=ending))

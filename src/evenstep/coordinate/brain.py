@@ -16,20 +16,22 @@ from evenstep.engine import Engine
 from evenstep.errors import JournalError, PlanError
 from evenstep.journal import Journal, read
 from evenstep.pace import MeanTimes, Pacer, SkippedSteps
-from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, StepReport, WorkerId
+from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, WorkerId
 
 log = logging.getLogger("evenstep")
 
-Timer = Callable[[], float]
-"""Seconds that this thread has computed for."""
-
-OpenJournal = Callable[[Settings, dict[str, Any]], Journal | None]
-
 
 class Brain:
-    """Decides for one run. An event goes to the journal before anyone acts on it."""
+    """Decides for one run. An event goes to the journal before anyone acts on it.
 
-    def __init__(self, open_journal: OpenJournal, timer: Timer) -> None:
+    `timer` returns the seconds that this thread has computed for.
+    """
+
+    def __init__(
+        self,
+        open_journal: Callable[[Settings, dict[str, Any]], Journal | None],
+        timer: Callable[[], float],
+    ) -> None:
         self._open_journal, self._timer = open_journal, timer
         self._engine: Engine | None = None
         self.num_decided = 0  # events decided on; each is a record of the journal
@@ -84,8 +86,22 @@ class Brain:
         return self._engine
 
     def decide(self, now_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:
-        """Decide on an event; on a step only if it is worth the time."""
-        return self._step(now_s, event) if isinstance(event, StepDone) else self._put(now_s, event)
+        """Decide on an event; on a step only if it is worth the time.
+
+        On a step, a mistake of a policy ends balancing, not training.
+        """
+        if not isinstance(event, StepDone):
+            return self._put(now_s, event)
+        if not self._balances:
+            return ()
+        try:
+            return self._paced(now_s, event)
+        except PlanError as e:
+            log.error("the balancer has stopped, shares stay: %s", e)
+        except Exception:
+            log.exception("the balancer has stopped, shares stay")
+        self._balances = False
+        return ()
 
     def _put(self, now_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:
         """If the journal cannot be written any more, the run goes on without it."""
@@ -101,19 +117,6 @@ class Brain:
         self._pace.decided(self._timer() - began_s, moved=moved)
         return actions
 
-    def _step(self, now_s: float, done: StepDone) -> tuple[AnyAction, ...]:
-        """A mistake of a policy ends balancing, not training."""
-        if not self._balances:
-            return ()
-        try:
-            return self._paced(now_s, done)
-        except PlanError as e:
-            log.error("the balancer has stopped, shares stay: %s", e)
-        except Exception:
-            log.exception("the balancer has stopped, shares stay")
-        self._balances = False
-        return ()
-
     def _paced(self, now_s: float, done: StepDone) -> tuple[AnyAction, ...]:
         num, samples = done.steps.num, [r.samples for r in done.reports]
         compute_s = [r.compute_s for r in done.reports]
@@ -124,7 +127,10 @@ class Brain:
             self._tally.add(done.generation, done.steps)
             return ()
         self._tally.add(done.generation, done.quiet)
-        rows = tuple(map(_with_mean, done.reports, self._means.take()))
+        rows = tuple(
+            replace(report, compute_s=mean_s, spread_s=spread_s)
+            for report, (mean_s, spread_s) in zip(done.reports, self._means.take(), strict=True)
+        )
         quiet = self._tally.take(done.generation)
         return self._put(now_s, replace(done, reports=rows, quiet=quiet))
 
@@ -133,7 +139,3 @@ class Brain:
         if self._engine is not None and self._engine.journal is not None:
             self._engine.journal.close()
             self._engine.journal = None
-
-
-def _with_mean(report: StepReport, usual: tuple[float, float]) -> StepReport:
-    return replace(report, compute_s=usual[0], spread_s=usual[1])

@@ -8,22 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, assert_never
 
+from evenstep.coordinate import events as ev
 from evenstep.coordinate.brain import Brain
-from evenstep.coordinate.events import (
-    AnyEffect,
-    AnyInput,
-    Crashed,
-    EndRun,
-    HangUp,
-    Log,
-    NotStarted,
-    Reply,
-    SaveStores,
-    Send,
-    SendReply,
-    StartProcesses,
-    StopProcess,
-)
 from evenstep.coordinate.membership import membership
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.state import RunState
@@ -38,7 +24,7 @@ _LEVELS = {"info": logging.INFO, "warning": logging.WARNING}
 class Performs(Protocol):
     """Performs effects with sockets and files."""
 
-    def perform(self, effect: Send | HangUp | SaveStores | EndRun) -> None: ...
+    def perform(self, effect: ev.Send | ev.HangUp | ev.SaveStores | ev.EndRun) -> None: ...
 
 
 class Coordinator:
@@ -55,10 +41,10 @@ class Coordinator:
         self.launcher: Launcher | None = None
         self.launching: WorkerId = ""  # which worker, while the launcher is called
         self._brain, self._outside, self._clock, self._record = brain, outside, clock, record
-        self._waiting: deque[tuple[AnyInput, SendReply | None]] = deque()
+        self._waiting: deque[tuple[ev.AnyInput, ev.SendReply | None]] = deque()
         self._busy = False
 
-    def handle(self, event: AnyInput, reply: SendReply | None = None) -> None:
+    def handle(self, event: ev.AnyInput, reply: ev.SendReply | None = None) -> None:
         """Handle an input now; one that arrives meanwhile is next.
 
         InvalidInputError: it cannot be true, and nothing changed. A mistake of our own ends the
@@ -74,7 +60,7 @@ class Coordinator:
         finally:
             self._busy = False
 
-    def _handle(self, event: AnyInput, reply: SendReply | None) -> None:
+    def _handle(self, event: ev.AnyInput, reply: ev.SendReply | None) -> None:
         now_s, before, num_decided = self._clock(), self.state, self._brain.num_decided
         try:
             self.state, effects = membership(before, event, now_s, self._brain)
@@ -89,30 +75,30 @@ class Coordinator:
                 decided = range(num_decided, self._brain.num_decided)
                 self._record.write(now_s, event, before, None, (), decided)
             why = f"the coordinator failed: {e}"
-            if not isinstance(event, Crashed):
-                self._handle(Crashed(why=why, traceback=traceback.format_exc()), None)
+            if not isinstance(event, ev.Crashed):
+                self._handle(ev.Crashed(why=why, traceback=traceback.format_exc()), None)
             raise
 
-    def _perform(self, effect: AnyEffect, reply: SendReply | None) -> None:
+    def _perform(self, effect: ev.AnyEffect, reply: ev.SendReply | None) -> None:
         match effect:
-            case Log(text=text, level=level):
+            case ev.Log(text=text, level=level):
                 log.log(_LEVELS[level], "%s", text)
-            case Reply(message=message):
+            case ev.Reply(message=message):
                 if reply is not None:
                     reply(message)
-            case StartProcesses():
+            case ev.StartProcesses():
                 self._launch(effect)
-            case StopProcess(worker=worker):
+            case ev.StopProcess(worker=worker):
                 if self.launcher is not None:
                     self.launcher.stop(worker)
-            case Send() | HangUp() | SaveStores() | EndRun():
-                if isinstance(effect, EndRun):
+            case ev.Send() | ev.HangUp() | ev.SaveStores() | ev.EndRun():
+                if isinstance(effect, ev.EndRun):
                     self._brain.close()
                 self._outside.perform(effect)
             case _:
                 assert_never(effect)
 
-    def _launch(self, order: StartProcesses) -> None:
+    def _launch(self, order: ev.StartProcesses) -> None:
         """Launch workers one by one. Those that could not be launched are the next input."""
         failed, causes = [], []
         for worker in order.workers:
@@ -126,7 +112,7 @@ class Coordinator:
                 failed.append(worker)
                 causes.append(str(e) or type(e).__name__)
         if failed:
-            self._waiting.appendleft((NotStarted(workers=tuple(failed), cause=causes[0]), None))
+            self._waiting.appendleft((ev.NotStarted(workers=tuple(failed), cause=causes[0]), None))
 
     def close(self) -> None:
         """Close the journal and the record."""

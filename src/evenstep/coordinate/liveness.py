@@ -37,11 +37,6 @@ def read_clock(d: Draft) -> None:
     d.timing = replace(d.timing, clock_read_s=d.now_s)
 
 
-def heard(contact: Contact, now_s: float) -> Contact:
-    """A worker's contact after any message."""
-    return replace(contact, heard_s=now_s)
-
-
 def heartbeat(contact: Contact, alive: Alive, now_s: float) -> Contact:
     """A worker's contact after a heartbeat."""
     if not alive.waiting:
@@ -89,7 +84,8 @@ def stepped(d: Draft, seconds: float, workers: list[WorkerId]) -> None:
 
 def watch(d: Draft) -> None:
     """Evict workers that the others would wait for in vain."""
-    patience_s, silent_s = _patience_s(d), d.terms.silent_s
+    usual_s, silent_s = median(d.timing.recent_steps_s or [0.0]), d.terms.silent_s
+    patience_s = max(d.terms.patience_s, PATIENCE_STEPS * usual_s)
     limit_s = silent_s + patience_s
     if d.stopping:
         _urge(d, limit_s)
@@ -101,13 +97,8 @@ def watch(d: Draft) -> None:
     elif (generation := _watched(d)) is not None:
         in_roster = set(generation.roster)
         roster = {w: c for w, c in present.items() if w in in_roster}
-        blamed = overdue(
-            roster,
-            d.now_s,
-            silent_s=silent_s,
-            patience_s=patience_s,
-            lease_s=d.terms.lease_s,
-        )
+        lease_s = d.terms.lease_s
+        blamed = overdue(roster, d.now_s, silent_s=silent_s, patience_s=patience_s, lease_s=lease_s)
         complete = len(roster) == len(generation.roster)
         if not blamed and complete and deadlocked(roster, d.now_s, patience_s):
             _resolve(d, generation)
@@ -200,10 +191,6 @@ def _unblock(d: Draft) -> None:
         hurry(d)
     else:
         watch(d)
-
-
-def _patience_s(d: Draft) -> float:
-    return max(d.terms.patience_s, PATIENCE_STEPS * median(d.timing.recent_steps_s or [0.0]))
 
 
 # Who is to blame.

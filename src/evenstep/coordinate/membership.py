@@ -31,11 +31,7 @@ def membership(
     """One input in, the next state and the orders out."""
     if isinstance(event, ev.Heard) and isinstance(event.message, msg.Alive):
         return _alive(state, event.worker, event.message, now_s, brain)
-    if isinstance(event, ev.Opened):
-        terms = event.terms
-        opened = RunState(terms=terms, next_name=event.next_name, restarts_left=terms.restarts)
-        return opened, ()
-    d = Draft.of(state, now_s, brain)
+    d = Draft.of(RunState() if isinstance(event, ev.Opened) else state, now_s, brain)
     try:
         _handle(d, event)
     except PlanError as e:  # the first shares of a roster are wrong: there are none to go on with
@@ -62,6 +58,8 @@ def _alive(
 
 def _handle(d: Draft, event: ev.AnyInput) -> None:
     match event:
+        case ev.Opened(terms=terms, next_name=next_name):
+            d.terms, d.next_name, d.restarts_left = terms, next_name, terms.restarts
         case ev.Heard(worker=worker, message=message):
             _heard(d, worker, message)
         case ev.Tick():
@@ -95,8 +93,6 @@ def _handle(d: Draft, event: ev.AnyInput) -> None:
         case ev.Crashed(why=why, traceback=traceback):
             d.closing = Ended(ending=Ending(ok=False, why=why, told=traceback))
             d.effects.append(ev.EndRun(ending=d.closing.ending))
-        case ev.Opened():
-            raise AssertionError("is handled before")
         case _:
             assert_never(event)
 
@@ -106,7 +102,7 @@ def _heard(d: Draft, worker: WorkerId, message: msg.FromClient) -> None:
     member = d.members.get(worker)
     if member is None:
         return
-    d.contacts[worker] = liveness.heard(d.contacts[worker], d.now_s)
+    d.contacts[worker] = replace(d.contacts[worker], heard_s=d.now_s)
     if d.ending is None:
         _listen(d, member, message)
         settle(d)

@@ -6,20 +6,12 @@ from typing import Any
 
 import msgspec
 
+from evenstep.coordinate import state as st
 from evenstep.coordinate.announce import launch, let_go, settle
 from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import Reply, ScaleAsked, StartAsked, WorkerDrainAsked
 from evenstep.coordinate.roster import change
-from evenstep.coordinate.state import (
-    Ended,
-    Finishing,
-    Returning,
-    RunState,
-    Starting,
-    Stopping,
-    Suspended,
-    WorkerState,
-)
+from evenstep.coordinate.state import RunState, WorkerState
 from evenstep.coordinate.takeover import abandon
 from evenstep.decide.cluster import Cluster
 from evenstep.errors import EvenstepError, InvalidInputError
@@ -139,17 +131,17 @@ def _row(state: RunState, worker: WorkerId, rank: int | None) -> dict[str, Any]:
 
 def _phase_name(state: RunState) -> str:
     match state.closing, state.phase:
-        case Ended(), _:
+        case st.Ended(), _:
             return "ended"
-        case Stopping(), _:
+        case st.Stopping(), _:
             return "stopping"
-        case Finishing(), _:
+        case st.Finishing(), _:
             return "finishing"
-        case None, Returning():
+        case None, st.Returning():
             return "waiting for workers to come back"
-        case None, Suspended():
+        case None, st.Suspended():
             return "paused"
-        case None, Starting():
+        case None, st.Starting():
             return "starting"
     return "training" if state.running else "regrouping"
 
@@ -157,9 +149,9 @@ def _phase_name(state: RunState) -> str:
 def _reason(state: RunState) -> str:
     """Why the run is paused or stopping; empty if it is neither."""
     match state.phase, state.closing:
-        case Suspended(reason), _:
+        case st.Suspended(reason), _:
             return reason
-        case _, Stopping(why=reason) | Ended(stopped_because=reason):
+        case _, st.Stopping(why=reason) | st.Ended(stopped_because=reason):
             return reason
     return ""
 
