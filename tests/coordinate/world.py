@@ -27,6 +27,7 @@ from evenstep.coordinate.events import (
     Heard,
     KillAsked,
     Opened,
+    OutwardEffect,
     SaveStores,
     ScaleAsked,
     Send,
@@ -134,7 +135,7 @@ class World:
 
     def _open(self, next_name: int = 0) -> None:
         record = MembershipRecorder(self.folder / "membership.jsonl")
-        self._coordinator = Coordinator(self._brain, self, lambda: self.now_s, record)
+        self._coordinator = Coordinator(self._brain, self.perform, lambda: self.now_s, record)
         self._coordinator.launcher = self
         self.handle(Opened(terms=self.terms, next_name=next_name))
 
@@ -201,7 +202,7 @@ class World:
 
     # What it drives.
 
-    def perform(self, effect: Send | HangUp | SaveStores | EndRun) -> None:
+    def perform(self, effect: OutwardEffect) -> None:
         match effect:
             case Send(workers=workers, message=message):
                 for worker in workers:

@@ -6,7 +6,7 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from evenstep.coordinate import events as ev
 from evenstep.coordinate.brain import Brain
@@ -21,26 +21,20 @@ log = logging.getLogger("evenstep")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING}
 
 
-class Performs(Protocol):
-    """Performs effects with sockets and files."""
-
-    def perform(self, effect: ev.Send | ev.HangUp | ev.SaveStores | ev.EndRun) -> None: ...
-
-
 class Coordinator:
-    """The state of one run and the drivers around it."""
+    """The state of one run and the drivers around it; `perform` has the sockets and files."""
 
     def __init__(
         self,
         brain: Brain,
-        outside: Performs,
+        perform: Callable[[ev.OutwardEffect], None],
         clock: Callable[[], float],
         record: MembershipRecorder,
     ) -> None:
         self.state = RunState()
         self.launcher: Launcher | None = None
         self.launching: WorkerId = ""  # which worker, while the launcher is called
-        self._brain, self._outside, self._clock, self._record = brain, outside, clock, record
+        self._brain, self._perform, self._clock, self._record = brain, perform, clock, record
         self._waiting: deque[tuple[ev.AnyInput, ev.SendReply | None]] = deque()
         self._busy = False
 
@@ -67,7 +61,7 @@ class Coordinator:
             decided = range(num_decided, self._brain.num_decided)
             self._record.write(now_s, event, before, self.state, effects, decided)
             for effect in effects:
-                self._perform(effect, reply)
+                self._obey(effect, reply)
         except InvalidInputError:
             raise
         except Exception as e:
@@ -79,7 +73,7 @@ class Coordinator:
                 self._handle(ev.Crashed(why=why, traceback=traceback.format_exc()), None)
             raise
 
-    def _perform(self, effect: ev.AnyEffect, reply: ev.SendReply | None) -> None:
+    def _obey(self, effect: ev.AnyEffect, reply: ev.SendReply | None) -> None:
         match effect:
             case ev.Log(text=text, level=level):
                 log.log(_LEVELS[level], "%s", text)
@@ -94,13 +88,13 @@ class Coordinator:
             case ev.Send() | ev.HangUp() | ev.SaveStores() | ev.EndRun():
                 if isinstance(effect, ev.EndRun):
                     self._brain.close()
-                self._outside.perform(effect)
+                self._perform(effect)
             case _:
                 assert_never(effect)
 
     def _launch(self, order: ev.StartProcesses) -> None:
         """Launch workers one by one. Those that could not be launched are the next input."""
-        failed, causes = [], []
+        problems: dict[WorkerId, str] = {}
         for worker in order.workers:
             self.launching = worker
             try:
@@ -109,10 +103,11 @@ class Coordinator:
                 self.launcher.launch(Launch(num_workers=1, kind=order.kind, reason=order.reason))
             except Exception as e:  # whatever happens in a launcher, the run goes on without it
                 log.warning("a worker could not be started: %s", e)
-                failed.append(worker)
-                causes.append(str(e) or type(e).__name__)
-        if failed:
-            self._waiting.appendleft((ev.NotStarted(workers=tuple(failed), cause=causes[0]), None))
+                problems[worker] = str(e) or type(e).__name__
+        if problems:
+            cause = next(iter(problems.values()))
+            failed = ev.NotStarted(workers=tuple(problems), cause=cause)
+            self._waiting.appendleft((failed, None))
 
     def close(self) -> None:
         """Close the journal and the record."""

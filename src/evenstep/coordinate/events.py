@@ -263,4 +263,7 @@ class Log(Effect, frozen=True, kw_only=True):
     level: str = "info"
 
 
-AnyEffect = Send | Reply | HangUp | StartProcesses | StopProcess | SaveStores | EndRun | Log
+OutwardEffect = Send | HangUp | SaveStores | EndRun
+"""Performed with sockets and files."""
+
+AnyEffect = OutwardEffect | Reply | StartProcesses | StopProcess | Log

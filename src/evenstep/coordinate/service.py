@@ -7,7 +7,7 @@ import logging
 import socket
 import ssl
 import time
-from typing import Any
+from typing import Any, assert_never
 
 from msgspec.structs import replace
 
@@ -45,7 +45,7 @@ class Service:
             clock_s, took_over = brain.restore(folder.journal)
             self._zero_s -= clock_s
         record = MembershipRecorder(folder.membership)
-        self.coordinator = Coordinator(brain, self, lambda: self.now_s, record)
+        self.coordinator = Coordinator(brain, self.perform, lambda: self.now_s, record)
         numbers = [int(w[1:]) for w in folder.launched() if w[1:].isdecimal()]
         self.handle(ev.Opened(terms=terms, next_name=1 + max(numbers, default=-1)))
         if took_over is not None:
@@ -128,7 +128,7 @@ class Service:
                 problem = f"cannot do {what!r}; known: status, scale, drain, stop"
                 reply(Answer(problem=problem))
 
-    def perform(self, effect: ev.Send | ev.HangUp | ev.SaveStores | ev.EndRun) -> None:
+    def perform(self, effect: ev.OutwardEffect) -> None:
         """For the coordinator: perform one effect."""
         match effect:
             case ev.Send(workers=workers, message=message):
@@ -146,3 +146,5 @@ class Service:
                     )
             case ev.EndRun():
                 self._ended.set()
+            case _:
+                assert_never(effect)
