@@ -98,7 +98,7 @@ def _begin_run(d: Draft, message: Ready) -> None:
     settings = make_settings(message, d.terms.sets)
     batch, num_workers = settings.batch, max(len(d.on_the_way()), settings.workers.min)
     largest, each = batch.size or batch.limit, min(batch.min_share, message.cap or batch.min_share)
-    if each * num_workers > largest:  # workers that join need a still larger batch
+    if each * num_workers > largest:  # it would pause forever: joiners need even more
         raise BatchBoundsError(largest, each * num_workers, largest, num_workers)
     facts = {name: getattr(message, name) for name in ALIKE}
     d.brain.begin(settings, facts)

@@ -178,9 +178,8 @@ def _stepped(d: Draft, member: RunMember, message: msg.Stepped) -> None:
     if d.cluster is None or not _leads(member, d.running, message.generation):
         return
     liveness.stepped(d, message.seconds, [r.worker for r in message.reports])
-    quiet = done.quiet  # its samples are capped to this generation's own
-    quiet = replace(quiet, samples=min(quiet.samples, quiet.num * d.cluster.batch))
-    steps = replace(done, quiet=quiet).steps
+    own = min(done.quiet.samples, done.quiet.num * d.cluster.batch)  # of this generation
+    steps = replace(done, quiet=replace(done.quiet, samples=own)).steps
     reports = {**d.progress.reports, **{r.worker: r for r in message.reports}}
     d.progress = Progress(
         step=message.step,
