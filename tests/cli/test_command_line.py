@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from evenstep import __version__
 from evenstep.cli.main import COMMANDS, OPERATORS, main
 from evenstep.cli.run import run_command
-from evenstep.coordinate.terms import Terms
+from evenstep.coordinate.events import Terms
 from evenstep.decide.batching import POLICIES
 from evenstep.errors import nearest
 

@@ -19,8 +19,8 @@ import pytest
 
 from evenstep.cli.local_run import LocalRun
 from evenstep.cli.signals import DEBOUNCE_S
+from evenstep.coordinate.events import Ending, Terms
 from evenstep.coordinate.run_folder import RunFolder
-from evenstep.coordinate.terms import Ending, Terms
 from evenstep.journal import read
 from evenstep.types import Joined, Left, Lost, Regroup
 from tests.source_tree import PYTHONPATH

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from evenstep.coordinate.ask import NoAnswerError, ask
+from evenstep.coordinate.client import NoAnswerError, ask
 from evenstep.messages import Ask
 from tests.faults.live_run import SCRIPT, Fault, LiveRun
 from tests.source_tree import PYTHONPATH

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from evenstep.coordinate.events import Exited, StartAsked
-from evenstep.coordinate.terms import Terms
+from evenstep.coordinate.events import Exited, StartAsked, Terms
 from evenstep.types import Launch, WorkerId
 from tests.coordinate.hosted import Hosted, hosted
 from tests.faults.live_run import SCRIPT, Fault, LiveRun
@@ -66,7 +65,7 @@ class Cluster(LiveRun):
     def _coordinate(self, port: int = 0) -> None:
         self._host = self._stack.enter_context(hosted(self.folder, self._terms, port))
         service = self._host.service
-        service.processes.launcher = self
+        service.coordinator.launcher = self
         start = StartAsked(num_workers=self._num, explicit=True)
         self._host.inside(lambda: service.handle(start))
 
@@ -74,7 +73,7 @@ class Cluster(LiveRun):
 
     def launch(self, order: Launch) -> None:
         for _ in range(order.num_workers):
-            worker = self._host.service.processes.name()
+            worker = self._host.service.coordinator.launching
             env = {
                 **self._env,
                 "EVENSTEP_COORDINATOR": self._host.address,

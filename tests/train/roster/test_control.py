@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 from msgspec.structs import replace
 
-from evenstep.coordinate.handshake import StrangerError
+from evenstep.coordinate.client import StrangerError
 from evenstep.errors import InvalidInputError
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import (
