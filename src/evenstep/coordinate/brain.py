@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from evenstep.config import Settings
 from evenstep.coordinate.events import TookOver
@@ -124,9 +124,9 @@ class Brain:
         wanted = self._pace.should_decide(now_s, compute_s, num=num)
         self._means.add(samples, compute_s, spread_s, restart=self._pace.eventful, num=num)
         if not wanted:
-            self._tally.add(done.generation, done.steps)
+            self._tally.add(done.generation, *astuple(done.steps))
             return ()
-        self._tally.add(done.generation, done.quiet)
+        self._tally.add(done.generation, *astuple(done.quiet))
         rows = tuple(
             replace(report, compute_s=mean_s, spread_s=spread_s)
             for report, (mean_s, spread_s) in zip(done.reports, self._means.take(), strict=True)
