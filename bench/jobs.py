@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from evenstep.coordinate.ask import ask
+from evenstep.coordinate.client import ask
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.messages import Ask
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.jobs import ask_run
-from evenstep.coordinate.ask import NoAnswerError
+from evenstep.coordinate.client import NoAnswerError
 from evenstep.journal import read
 from evenstep.types import Joined, Lost, StepDone
 

@@ -30,5 +30,5 @@ settings.load_profile(PROFILE)
 
 @pytest.fixture(scope="session")
 def seed() -> int:
-    """Where chance begins in long tests: EVENSTEP_SEED, which `make test-long` draws and prints."""
+    """Seed of the long tests: EVENSTEP_SEED, which `make test-long` draws and prints."""
     return int(os.environ.get("EVENSTEP_SEED", "0"))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 BOUND_S = 300  # a mutant may hang: that counts as a failure
-TRAIN, COORDINATE, DECIDE = (f"src/evenstep/{room}/" for room in ("train", "coordinate", "decide"))
+TRAIN, COORDINATE, DECIDE = (f"src/evenstep/{verb}/" for verb in ("train", "coordinate", "decide"))
 
 RECOVERY, LOOPS = "tests/faults/test_recovery.py", "tests/faults/test_loops.py"
 CHANGES, SCALING = "tests/faults/test_changes.py", "tests/faults/test_scaling.py"
@@ -61,13 +61,13 @@ MUTANTS = [
         TRAIN + "recover/rollback.py",
         "        step.num_unused = self.num_unused_before\n",
         "",
-        f"tests/train/test_void.py {LOOPS} -k turns or accumulating",
+        f"tests/train/test_void.py {LOOPS} -k alternate or accumulating",
     ),
     Mutant(
         TRAIN + "recover/rollback.py",
         "        return self._seen or (self._several and self._batches_left > 0)",
         "        return False",
-        f"{LOOPS} -k turns",
+        f"{LOOPS} -k alternate",
     ),
     Mutant(
         TRAIN + "optimizers.py",

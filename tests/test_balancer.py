@@ -1,4 +1,4 @@
-"""The brain as a plain object: reports in, shares out, no torch."""
+"""`Balancer`: reports in, shares out, no torch."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_batch_must_be_one_or_more(batch: int) -> None:
         Balancer(batch, ["a"])
 
 
-def test_an_argument_that_is_no_number_is_refused_by_name() -> None:
+def test_an_argument_of_the_wrong_type_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="batch: expected a whole number, 1 or more, got '5'"):
         Balancer("5", ["a"])  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="workers: expected a list of names, got 3"):

@@ -38,7 +38,7 @@ def test_python_on_a_page_parses_and_its_imports_work(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_a_link_to_a_file_leads_to_one(path: Path) -> None:
+def test_links_point_to_existing_files(path: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
 

@@ -57,13 +57,13 @@ reports = st.builds(
 @st.composite
 def steps(draw: st.DrawFn) -> StepDone:
     rows = draw(st.lists(reports, max_size=4, unique_by=lambda r: r.worker))
-    told = st.lists(st.none() | seconds, min_size=len(rows), max_size=len(rows)).map(tuple)
+    forecasts = st.lists(st.none() | seconds, min_size=len(rows), max_size=len(rows)).map(tuple)
     return StepDone(
         step=draw(counts),
         generation=draw(counts),
         seconds=draw(seconds),
         reports=tuple(rows),
-        forecasts=draw(st.none() | told),
+        forecasts=draw(st.none() | forecasts),
     )
 
 
@@ -116,7 +116,7 @@ def test_records_are_read_as_they_were_written(tmp_path: Path, rows: list[Entry]
 
 
 @pytest.mark.parametrize(
-    "told",
+    "config",
     [
         PLAIN,
         Settings(batch=BatchSettings(per_worker=32, limit=1024), samples=10**15),
@@ -129,11 +129,11 @@ def test_records_are_read_as_they_were_written(tmp_path: Path, rows: list[Entry]
         ),
     ],
 )
-def test_settings_and_about_are_read_as_they_were_written(tmp_path: Path, told: Settings) -> None:
+def test_settings_and_about_are_read_as_they_were_written(tmp_path: Path, config: Settings) -> None:
     about = {"run": "night", "tags": ["a", 1, None], "größe": 0.1}
-    Journal.create(tmp_path / "j", told, about).close()
+    Journal.create(tmp_path / "j", config, about).close()
     header, records = read(tmp_path / "j")
-    assert header.settings == told
+    assert header.settings == config
     assert header.about == about
     assert list(records) == []
 
@@ -142,9 +142,9 @@ def test_settings_and_about_are_read_as_they_were_written(tmp_path: Path, told: 
 def test_settings_that_json_would_change_are_refused_and_nothing_is_left(
     tmp_path: Path, option: Any
 ) -> None:
-    told = Settings(batch=BatchSettings(size=8), policy=Choice("fixed", {"shares": option}))
+    config = Settings(batch=BatchSettings(size=8), policy=Choice("fixed", {"shares": option}))
     with pytest.raises(InvalidInputError):
-        Journal.create(tmp_path / "j", told)
+        Journal.create(tmp_path / "j", config)
     assert not (tmp_path / "j").exists()
 
 

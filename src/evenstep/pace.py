@@ -122,18 +122,22 @@ class SkippedSteps:
     """
 
     def __init__(self) -> None:
-        self._generation, self._steps = 0, Steps()
+        self._generation = self._num = self._samples = 0
+        self._seconds = 0.0
 
-    def add(self, generation: int, steps: Steps) -> None:
+    def add(self, generation: int, num: int, seconds: float, samples: int) -> None:
         """Count more steps."""
         if generation != self._generation:
-            self._generation, self._steps = generation, Steps(samples=self._steps.samples)
-        self._steps += steps
+            self._generation, self._num, self._seconds = generation, 0, 0.0
+        self._num += num
+        self._seconds += seconds
+        self._samples += samples
 
     def take(self, generation: int) -> Steps:
         """The totals; the count restarts at zero."""
-        self.add(generation, Steps())
-        steps, self._steps = self._steps, Steps()
+        self.add(generation, 0, 0.0, 0)
+        steps = Steps(num=self._num, seconds=self._seconds, samples=self._samples)
+        self._num, self._seconds, self._samples = 0, 0.0, 0
         return steps
 
 
@@ -169,7 +173,7 @@ class Sampling:
         wanted = self._pace.should_decide(now_s, compute_s)
         self._means.add(samples, compute_s, restart=self._pace.eventful)
         if not wanted:
-            self._tally.add(generation, Steps(num=1, seconds=seconds, samples=sum(samples)))
+            self._tally.add(generation, 1, seconds, sum(samples))
             return None
         return self._means.take(), self._tally.take(generation)
 

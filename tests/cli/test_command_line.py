@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from evenstep import __version__
 from evenstep.cli.main import COMMANDS, OPERATORS, main
 from evenstep.cli.run import run_command
-from evenstep.coordinate.terms import Terms
+from evenstep.coordinate.events import Terms
 from evenstep.decide.batching import POLICIES
 from evenstep.errors import nearest
 
@@ -89,7 +89,7 @@ def test_a_negative_number_of_workers_is_refused_as_a_number() -> None:
         ),
     ],
 )
-def test_an_invalid_plug_is_refused_before_a_run_folder_is_made(
+def test_an_invalid_plugin_is_refused_before_a_run_folder_is_made(
     tmp_path: Path, options: list[str], message: str
 ) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "run"

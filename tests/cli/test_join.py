@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from evenstep.cli.endpoint import advertised_address, find_coordinator
 from evenstep.cli.main import main
 from evenstep.cli.operators import ask_coordinator
-from evenstep.coordinate.ask import ask_from
+from evenstep.coordinate.client import ask_from
 from evenstep.errors import ConfigError
 from evenstep.messages import Ask
 from tests.coordinate.hosted import hosted, make_certificate, speaking_tls

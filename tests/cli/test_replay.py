@@ -1,4 +1,4 @@
-"""`evenstep replay`: the same decisions, or the first that is not."""
+"""`evenstep replay`: confirms recorded decisions, or shows the first difference."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def journal(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_honest_journal_is_decided_as_recorded(journal: Path) -> None:
+def test_an_unmodified_journal_replays_as_recorded(journal: Path) -> None:
     result = replay(journal)
     assert result.exit_code == 0
     assert result.output == "21 records, each decided as recorded\n"
 
 
-def test_the_folder_of_a_run_stands_for_its_journal(journal: Path, tmp_path: Path) -> None:
+def test_a_run_folder_can_be_given_instead_of_its_journal(journal: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     journal.rename(tmp_path / "run" / "journal.jsonl")
     result = replay(tmp_path / "run")
@@ -45,7 +45,7 @@ def test_a_folder_without_a_journal_names_the_file_that_is_missing(tmp_path: Pat
     assert f"{tmp_path / 'journal.jsonl'}: cannot be read: No such file" in result.stderr
 
 
-def test_a_torn_last_line_is_left_out_and_said_so(journal: Path) -> None:
+def test_a_truncated_last_line_is_skipped_with_a_notice(journal: Path) -> None:
     journal.write_bytes(journal.read_bytes()[:-5])
     result = replay(journal)
     assert result.exit_code == 0
@@ -92,14 +92,16 @@ def test_an_option_of_the_recorded_policy_can_be_set(journal: Path) -> None:
         (("--set", "polcy=auto"), "unknown setting polcy; did you mean policy? (--set)"),
     ],
 )
-def test_a_wrong_setting_is_one_line(journal: Path, args: tuple[str, ...], message: str) -> None:
+def test_a_wrong_setting_is_an_error_of_one_line(
+    journal: Path, args: tuple[str, ...], message: str
+) -> None:
     result = replay(journal, *args)
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_damage_is_named_by_its_line(journal: Path) -> None:
+def test_a_damaged_record_is_named_by_its_line(journal: Path) -> None:
     lines = journal.read_text().splitlines()
     lines[6] = lines[6][:30]
     journal.write_text("\n".join(lines) + "\n")
@@ -108,7 +110,7 @@ def test_damage_is_named_by_its_line(journal: Path) -> None:
     assert "line 7: " in result.stderr
 
 
-def test_a_missing_journal_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_journal_is_an_error_of_one_line(tmp_path: Path) -> None:
     result = replay(tmp_path / "none")
     assert result.exit_code == 2
     assert "none: cannot be read: No such file" in result.stderr

@@ -19,8 +19,8 @@ import pytest
 
 from evenstep.cli.local_run import LocalRun
 from evenstep.cli.signals import DEBOUNCE_S
+from evenstep.coordinate.events import Ending, Terms
 from evenstep.coordinate.run_folder import RunFolder
-from evenstep.coordinate.terms import Ending, Terms
 from evenstep.journal import read
 from evenstep.types import Joined, Left, Lost, Regroup
 from tests.source_tree import PYTHONPATH
@@ -31,7 +31,7 @@ LONG = "1000000"
 
 
 class Runs:
-    """Starts `evenstep` and ends everything it started."""
+    """Starts `evenstep` processes; `close` kills them and their children."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ def generations(run: Path) -> list[int]:
 
 
 def workers_of(run: Path) -> list[psutil.Process]:
-    """Processes of the run that still run."""
+    """Live worker processes of a run."""
     found = []
     for process in psutil.process_iter(["environ"]):
         environ = process.info["environ"] or {}
@@ -113,7 +113,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_run_trains_run_to_end(runs: Runs, run: Path) -> None:
+def test_a_run_trains_to_the_end(runs: Runs, run: Path) -> None:
     done = runs.run("run", "--workers", "3", "--run", run, SCRIPT, "30")
     assert done.returncode == 0
     assert "trained to the end" in done.stderr

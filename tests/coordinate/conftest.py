@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from evenstep.coordinate.terms import Terms
+from evenstep.coordinate.events import Terms
 from tests.coordinate.replayed import replayed
 from tests.coordinate.situations import Make
 from tests.coordinate.world import World

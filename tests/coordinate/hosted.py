@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from evenstep.coordinate.ask import ask
+from evenstep.coordinate.client import ask
+from evenstep.coordinate.events import Ending, Terms
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.coordinate.service import Service
-from evenstep.coordinate.terms import Ending, Terms
 from evenstep.messages import Ask
 from tests.coordinate.fake import WAIT_S, FakeWorker
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from evenstep.coordinate.events import Send
-from evenstep.coordinate.record import MembershipRecord, read_record
-from evenstep.coordinate.replay import RecordedBrain, replay_membership
+from evenstep.coordinate.record import (
+    MembershipRecord,
+    RecordedBrain,
+    read_record,
+    replay_membership,
+)
 from evenstep.journal import read
 from evenstep.messages import Generation
 

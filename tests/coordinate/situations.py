@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from evenstep.coordinate.terms import Ending
+from evenstep.coordinate.events import Ending
 from evenstep.journal import read
 from evenstep.messages import Stuck
 from tests.coordinate.world import SimWorker, World

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenstep.coordinate.terms import Ending
+from evenstep.coordinate.events import Ending
 from evenstep.errors import JournalError
 from evenstep.messages import (
     Began,

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from evenstep.coordinate.terms import Terms
+from evenstep.coordinate.events import Terms
 from tests.coordinate.replayed import replayed
 from tests.coordinate.world import SimWorker, World
 from tests.hypothesis_examples import examples

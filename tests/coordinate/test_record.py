@@ -12,9 +12,8 @@ from click.testing import CliRunner, Result
 
 from evenstep.cli.main import main
 from evenstep.coordinate import roster as machine
-from evenstep.coordinate.events import Crashed, Exited, Heard, Opened, Tick, TookOver
+from evenstep.coordinate.events import Crashed, Exited, Heard, Opened, Terms, Tick, TookOver
 from evenstep.coordinate.record import MembershipRecorder, read_record
-from evenstep.coordinate.terms import Terms
 from evenstep.errors import JournalError
 from evenstep.messages import Alive, Generation, Goodbye, Stepped, Stuck
 from tests.coordinate.hosted import hosted

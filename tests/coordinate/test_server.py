@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from evenstep.coordinate import server
-from evenstep.coordinate.ask import NoAnswerError, ask
+from evenstep.coordinate.client import NoAnswerError, ask
+from evenstep.coordinate.events import Heard
 from evenstep.errors import InvalidInputError
 from evenstep.messages import (
     COORDINATOR,
@@ -251,7 +252,7 @@ def test_what_a_worker_says_wrongly_changes_nothing(run: Hosted) -> None:
         before = run.ask("status")
         untrue = Stepped(generation=1, step=0, seconds=0.0, reports=())
         with pytest.raises(InvalidInputError):
-            run.inside(lambda: run.service.heard("w0", untrue))
+            run.inside(lambda: run.service.handle(Heard(worker="w0", message=untrue)))
         assert run.ask("status") == before
 
 

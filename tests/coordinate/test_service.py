@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from evenstep.coordinate.addresses import is_here
-from evenstep.coordinate.ask import NoAnswerError
+from evenstep.coordinate.client import NoAnswerError
+from evenstep.coordinate.events import Terms
 from evenstep.coordinate.run_folder import RunFolder
-from evenstep.coordinate.terms import Terms
 from evenstep.decide.batching import POLICIES
 from evenstep.errors import ConfigError
 from evenstep.journal import read

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evenstep.coordinate.terms import Terms
+from evenstep.coordinate.events import Terms
 from evenstep.messages import Generation, Goodbye, Leaving
 from tests.coordinate.situations import (
     Make,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evenstep.coordinate.status import OVERDUE, RECENT_S, Throughput
+from evenstep.coordinate.state import OVERDUE, RECENT_S, Throughput
 from evenstep.types import Steps
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenstep.coordinate.terms import Terms
+from evenstep.coordinate.events import Terms
 from evenstep.messages import Goodbye
 from evenstep.types import Lost
 from tests.coordinate.situations import (

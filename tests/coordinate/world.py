@@ -10,37 +10,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict, replace
+
 from evenstep.coordinate.brain import Brain
 from evenstep.coordinate.coordinator import Coordinator
 from evenstep.coordinate.events import (
     Adopted,
-    AnyEffect,
     AnyInput,
     Connected,
     Disconnected,
     Dying,
+    Ending,
+    EndRun,
     Exited,
     HangUp,
     Heard,
     KillAsked,
-    NotStarted,
     Opened,
+    OutwardEffect,
     SaveStores,
     ScaleAsked,
     Send,
     StartAsked,
-    StartProcesses,
     StopAsked,
-    StopProcess,
+    Store,
+    Terms,
     Tick,
-    TookOver,
     WorkerDrainAsked,
 )
-from evenstep.coordinate.processes import Processes
+from evenstep.coordinate.operators import status
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.state import RunState
-from evenstep.coordinate.status import status
-from evenstep.coordinate.terms import Ending, Store, Terms
 from evenstep.journal import Journal
 from evenstep.messages import (
     Alive,
@@ -126,8 +126,6 @@ class World:
         self.began: set[int] = set()
         self.step = 0
         self.apart: set[WorkerId] = set()  # who reaches the coordinator, and no other worker
-        self.processes = Processes()
-        self.processes.launcher = self
         self._brain = self._new_brain()
         self._open()
 
@@ -137,7 +135,8 @@ class World:
 
     def _open(self, next_name: int = 0) -> None:
         record = MembershipRecorder(self.folder / "membership.jsonl")
-        self._coordinator = Coordinator(self._brain, self, lambda: self.now_s, record)
+        self._coordinator = Coordinator(self._brain, self.perform, lambda: self.now_s, record)
+        self._coordinator.launcher = self
         self.handle(Opened(terms=self.terms, next_name=next_name))
 
     # The coordinator.
@@ -145,7 +144,10 @@ class World:
     def handle(self, event: AnyInput) -> Welcome | Refused | Answer | None:
         """Tell the coordinator of something; its reply, if there is one."""
         replies: list[Welcome | Refused | Answer] = []
+        before = self.state
+        content = _content(before)
         self._coordinator.handle(event, replies.append)
+        assert _content(before) == content, "membership changes no state in place"
         return replies[0] if replies else None
 
     @property
@@ -200,22 +202,17 @@ class World:
 
     # What it drives.
 
-    def perform(self, effect: AnyEffect) -> NotStarted | None:
+    def perform(self, effect: OutwardEffect) -> None:
         match effect:
             case Send(workers=workers, message=message):
                 for worker in workers:
                     self.send(worker, message)
             case HangUp(worker=worker):
                 self.hang_up(worker)
-            case StartProcesses():
-                return self.processes.start(effect)
-            case StopProcess(worker=worker):
-                self.processes.stop(worker)
             case SaveStores(stores=stores):
                 self.kept = dict(stores)
-            case _:
+            case EndRun():
                 pass
-        return None
 
     def send(self, worker: WorkerId, message: ToClient) -> None:
         if isinstance(message, Generation) and self._is_news(worker, message):
@@ -232,7 +229,7 @@ class World:
 
     def launch(self, order: Launch) -> None:
         for _ in range(order.num_workers):
-            self.starting.append(self.processes.name())
+            self.starting.append(self._coordinator.launching)
 
     def stop(self, worker: WorkerId) -> None:
         self.stopped.append(worker)
@@ -390,17 +387,10 @@ class World:
             worker.connected = False
         self.starting.clear()
         self._brain = self._new_brain()
-        restored = self._brain.restore(self.folder / "journal.jsonl")
-        self.now_s = max(self.now_s, restored.clock_s)
+        clock_s, took_over = self._brain.restore(self.folder / "journal.jsonl")
+        self.now_s = max(self.now_s, clock_s)
         self._open(next_name=1000)
-        took_over = TookOver(
-            facts=restored.facts,
-            rostered=tuple(sorted(restored.rostered)),
-            previous_roster=restored.previous_roster,
-            stores=self.kept,
-            ended=ended,
-        )
-        self.handle(took_over)
+        self.handle(replace(took_over, stores=self.kept, ended=ended))
 
     def reconnect(self, worker: SimWorker) -> bool:
         event = Connected(worker=worker.id, generation=worker.generation)
@@ -464,3 +454,9 @@ class World:
             for w in self.workers.values()
         ]
         return told, len(self.announced), len(self.starting), self.ending
+
+
+def _content(state: RunState) -> list[Any]:
+    """Its fields, with copies of the collections that a draft copies; all else in it is frozen."""
+    fields = asdict(state).values()
+    return [value.copy() if isinstance(value, dict | set) else value for value in fields]

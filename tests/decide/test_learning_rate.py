@@ -93,13 +93,13 @@ def draw_norms(
     shares: tuple[int, ...], draws: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Squared norms of workers' gradients and of their mean, and the true values."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     mean = np.array([0.5, -0.2, 0.1, 0.0, 0.3])
     deviation = np.array([1.0, 2.0, 0.5, 3.0, 0.1])
     b = np.array(shares, dtype=float)
     # The mean over b samples of N(mean, deviation^2); a worker without a share sends zeros.
     spread = np.where(b > 0, 1 / np.sqrt(np.maximum(b, 1)), 0.0)
-    g = mean + deviation * chance.normal(size=(draws, len(b), 5)) * spread[:, None]
+    g = mean + deviation * rng.normal(size=(draws, len(b), 5)) * spread[:, None]
     g[:, b == 0] = 0.0
     whole = np.einsum("i,dij->dj", b / b.sum(), g)
     return (

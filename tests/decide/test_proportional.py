@@ -222,8 +222,8 @@ def test_predictive_uses_forecast_then_measured_then_known_speed() -> None:
     fleet = fleet_of(3, 600)
     policy, shares = Predictive(), ints(200, 200, 200)
     memory, _ = policy.seat(None, fleet, 600)
-    told = outcome(shares, [1.0, 1.0, 1.0], [100.0, np.nan, 300.0])
-    memory, move = policy.next(memory, fleet, 600, shares, told)
+    measured = outcome(shares, [1.0, 1.0, 1.0], [100.0, np.nan, 300.0])
+    memory, move = policy.next(memory, fleet, 600, shares, measured)
     assert move is not None
     assert move[0].tolist() == [100, 200, 300]
     memory, move = policy.next(memory, fleet, 600, shares, outcome(shares, [np.nan] * 3))

@@ -445,10 +445,10 @@ def test_a_look_does_not_modify_its_state_in_place() -> None:
 
 def test_noise_of_five_per_cent_leaves_it_within_a_step_of_the_best() -> None:
     # The best is 16; by the clean figures (12, 16) and (16, 20) pass and fail by a tenth each.
-    chance, curve = np.random.default_rng(7), amdahl(0.5)
+    rng, curve = np.random.default_rng(7), amdahl(0.5)
     ends = []
     for _ in range(40):
-        noise: Curve = lambda k: curve(k) * float(np.exp(chance.normal(0, 0.05)))  # noqa: E731
+        noise: Curve = lambda k: curve(k) * float(np.exp(rng.normal(0, 0.05)))  # noqa: E731
         ends.append(Run(noise, start=4).path[-1])
     assert np.mean([12 <= end <= 20 for end in ends]) >= 0.9
 

@@ -46,14 +46,14 @@ class Cluster:
         self.shares: dict[WorkerId, int] = {}
         self.straggler, self.memory = straggler, Stragglers()
         self.report_every = report_every  # steps between reports; the others are quiet
-        self.step, self.chance = 0, np.random.default_rng(5)
+        self.step, self.rng = 0, np.random.default_rng(5)
         self.named: list[tuple[int, WorkerId]] = []
         self.reasons: list[str] = []
 
     def seconds(self, worker: Worker, share: int) -> float:
         slowdown = self.slowdowns.get(worker.id, 1.0)
         factor = slowdown if isinstance(slowdown, float) else slowdown(self.step)
-        jitter = float(np.exp(self.chance.normal(0, self.noise))) if self.noise else 1.0
+        jitter = float(np.exp(self.rng.normal(0, self.noise))) if self.noise else 1.0
         return factor * (self.offsets.get(worker.kind, 0.0) + share) * jitter
 
     def run(self, steps: int) -> Cluster:

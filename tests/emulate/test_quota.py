@@ -44,7 +44,7 @@ def test_the_kernel_takes_every_quota_we_compute(hierarchy: Hierarchy, cores: fl
         quota.set(cores)
 
 
-def test_children_are_included_whether_born_before_or_after(hierarchy: Hierarchy) -> None:
+def test_a_quota_includes_children_started_before_and_after(hierarchy: Hierarchy) -> None:
     code = """
 import subprocess, sys
 born = lambda: subprocess.Popen(["sleep", "100"])

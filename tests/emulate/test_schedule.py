@@ -18,10 +18,10 @@ from evenstep.emulate import Schedule, h_level, omnilearn, periodic, steady, ste
     total_cores=st.floats(0.1, 1000),
     cap=st.one_of(st.just(math.inf), st.floats(0.5, 1.5)),
 )
-def test_the_largest_over_the_smallest_is_h_and_the_total_holds(
+def test_the_ratio_of_largest_to_smallest_is_h_and_the_total_is_kept(
     num_workers: int, h: float, total_cores: float, cap: float
 ) -> None:
-    """`cap` is a fraction of what the largest would have without one."""
+    """`cap` is relative to the largest worker's uncapped cores."""
     free = h_level(num_workers, h, total_cores)
     try:
         cores = h_level(num_workers, h, total_cores, max_cores=cap * free[-1])
@@ -46,7 +46,7 @@ def test_a_total_that_the_workers_cannot_use_is_refused_with_the_numbers() -> No
         h_level(3, 10, 2.5, max_cores=1.0)
 
 
-def test_omnilearns_levels_are_its_own_on_48_cores_and_scale_to_any() -> None:
+def test_omnilearns_published_levels_are_reproduced_and_scale_to_any_cores() -> None:
     schedule = omnilearn(48, stage=10)
     papers = ((12, 12, 12, 12), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32))
     for i, cores in enumerate((*papers, *papers[::-1])):
@@ -58,14 +58,14 @@ def test_omnilearns_levels_are_its_own_on_48_cores_and_scale_to_any() -> None:
     assert sum(omnilearn(2, stage=10, num_workers=3).at(10)) == pytest.approx(2)
 
 
-def test_a_step_change_holds_from_its_moment_on() -> None:
+def test_a_step_change_applies_from_its_start_on() -> None:
     schedule = step_change((1.0, 0.5), (0.5, 1.0), at=20)
     assert schedule.at(-1) == schedule.at(0) == schedule.at(19.9) == (1.0, 0.5)
     assert schedule.at(20) == schedule.at(1e9) == (0.5, 1.0)
     assert list(schedule.changes()) == [(0, (1.0, 0.5)), (20, (0.5, 1.0))]
 
 
-def test_periodic_interference_comes_back() -> None:
+def test_periodic_interference_repeats() -> None:
     schedule = periodic((1.0,), (0.25,), every=10, lasts=2)
     assert [schedule.at(t)[0] for t in (0, 7, 8, 9, 10, 17, 18)] == [1, 1, 0.25, 0.25, 1, 1, 0.25]
     changes = list(islice(schedule.changes(), 5))

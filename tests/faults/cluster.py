@@ -1,7 +1,7 @@
-"""A run to do harm to: a real coordinator in this process, workers from the fork server.
+"""Fault injection: a real coordinator in this process, with workers from the fork server.
 
-Workers are real processes that can be killed and stopped; they start in milliseconds. What only
-`evenstep run` itself does is tested with `running.Running`, which has the same face.
+Workers are real processes that can be killed or stopped, and they start in milliseconds. Tests of
+`evenstep run` itself use `cli_run.CliRun`, which has the same interface.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from evenstep.coordinate.events import Exited, StartAsked
-from evenstep.coordinate.terms import Terms
+from evenstep.coordinate.events import Exited, StartAsked, Terms
 from evenstep.types import Launch, WorkerId
 from tests.coordinate.hosted import Hosted, hosted
-from tests.faults.watching import SCRIPT, Fault, Watching
+from tests.faults.live_run import SCRIPT, Fault, LiveRun
 from tests.fork_server import Forked, fork_server
 
-# Not under test unless a test says so: on a busy machine a worker may be silent for a while.
-PATIENT = {"silence_s": 120.0, "patience_s": 600.0, "gather_s": 600.0}
+# On a busy machine a worker may be silent for a while; a test that needs evictions sets its own.
+LONG_TIMEOUTS = {"silence_s": 120.0, "patience_s": 600.0, "gather_s": 600.0}
 
 
-class Cluster(Watching):
-    """A run in a folder. It ends with all its workers when the context is left."""
+class Cluster(LiveRun):
+    """A run in a folder. On exit, all workers are killed."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class Cluster(Watching):
         self._num = workers
         self._argv: list[str | Path] = [script, "--out", self.out, *args]
         self._env = {"FAULTS": json.dumps(faults), "HELD_BY": str(os.getpid())}
-        self._terms = Terms(run=str(self.folder), **{"restarts": 0, **PATIENT, **terms})
+        self._terms = Terms(run=str(self.folder), **{"restarts": 0, **LONG_TIMEOUTS, **terms})
         self._stack = ExitStack()
         self._workers: dict[WorkerId, Forked] = {}
         self._host: Hosted
@@ -61,21 +60,20 @@ class Cluster(Watching):
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
-        self.show_if(error)
+        self.print_output_if(error)
 
     def _coordinate(self, port: int = 0) -> None:
         self._host = self._stack.enter_context(hosted(self.folder, self._terms, port))
         service = self._host.service
-        service.processes.launcher = self
+        service.coordinator.launcher = self
         start = StartAsked(num_workers=self._num, explicit=True)
         self._host.inside(lambda: service.handle(start))
 
-    # The launcher, in the coordinator's thread.
+    # Launcher interface, called in the coordinator's thread.
 
     def launch(self, order: Launch) -> None:
-        """Fork workers."""
         for _ in range(order.num_workers):
-            worker = self._host.service.processes.name()
+            worker = self._host.service.coordinator.launching
             env = {
                 **self._env,
                 "EVENSTEP_COORDINATOR": self._host.address,
@@ -86,7 +84,6 @@ class Cluster(Watching):
             asyncio.get_running_loop().add_reader(self._workers[worker], self._ended, worker)
 
     def stop(self, worker: WorkerId) -> None:
-        """End a worker that is not wanted any more."""
         os.kill(self._workers[worker].pid, signal.SIGKILL)
 
     def _ended(self, worker: WorkerId) -> None:
@@ -94,19 +91,17 @@ class Cluster(Watching):
         asyncio.get_running_loop().remove_reader(forked)
         self._host.service.handle(Exited(worker=worker, code=forked.wait()))
 
-    # The face of a run.
+    # LiveRun interface.
 
     def ask(self, what: str, **more: Any) -> dict[str, Any]:
-        """What the coordinator answers."""
         return self._host.ask(what, **more)
 
     def status(self) -> dict[str, Any]:
-        """The run as its coordinator sees it."""
         return self._host.inside(self._host.service.status)
 
     @property
     def returncode(self) -> int | None:
-        """As `evenstep run` would end with; None: it goes on."""
+        """The exit code that `evenstep run` would return; None while the run is alive."""
         ending = self._host.service.state.ending
         if ending is None or any(worker.returncode is None for worker in self._workers.values()):
             return None

@@ -1,4 +1,4 @@
-"""What a run under faults is compared with: the same script, trained alone."""
+"""Reference results: the same script trained in a single process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.faults.watching import SCRIPT
+from tests.faults.live_run import SCRIPT
 from tests.fork_server import fork_server
 
 Alone = Callable[..., dict[str, Any]]
@@ -17,7 +17,7 @@ Alone = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
-    """Parameters and the rest after training alone with some arguments."""
+    """Train a script in a single process and return its result; cached by arguments."""
     known: dict[tuple[str | Path, ...], dict[str, Any]] = {}
 
     def train(*args: str, script: Path = SCRIPT) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Loops that are not of the plainest kind, to be trained under the same faults as `train.py`."""
+"""Less common training loops, for the same faults as `train.py`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from torch import nn
 
 import evenstep
 from evenstep.train.reduce.reducer import BUCKET_BYTES
-from tests.faults.train import NAME, Ballast, Faults, Hold, Numbers, plant
+from tests.faults.train import NAME, Ballast, Faults, Hold, Numbers, install_faults
 
 BATCH, SAMPLES = 24, 240
 
 
 def net() -> nn.Module:
-    """Small, in double precision."""
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), Ballast(), nn.Linear(16, 1)).double()
 
 
 def accumulate(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
-    """Four batches to an optimizer's step, gradients zeroed after it; a schedule by itself."""
+    """Accumulate four batches per optimizer step; the scheduler is registered separately."""
     model = net()
-    plant(faults, model)
+    install_faults(faults, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))
     session.prepare(model, optimizer)
@@ -48,10 +47,10 @@ def accumulate(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Modu
     return model
 
 
-def turns(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
-    """Two nets in one batch: the second trains on what the first, just stepped, makes of it."""
+def alternate(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Train two nets per batch: the second on the output of the first after its step."""
     model = nn.ModuleList([net(), net()])
-    plant(faults, model)
+    install_faults(faults, model)
     first, second = (torch.optim.AdamW(part.parameters(), lr=1e-2) for part in model)
     session.prepare(model, first, second)
     loader = session.loader(Numbers(SAMPLES), batch=BATCH)
@@ -73,9 +72,9 @@ def turns(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
 
 
 def sums(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
-    """A sum over the workers before the first batch, before backward, and after it."""
+    """Call `session.sum` before the first batch, before backward and after it."""
     model = net()
-    plant(faults, model)
+    install_faults(faults, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     session.prepare(model, optimizer)
     loader = session.loader(Numbers(SAMPLES), batch=BATCH)
@@ -102,10 +101,10 @@ def sums(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     return model
 
 
-def leaves(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
-    """Each epoch is left after eight of its ten batches, and evaluated after."""
+def break_early(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Break out of each epoch after eight of its ten batches, then evaluate."""
     model = net()
-    plant(faults, model)
+    install_faults(faults, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     session.prepare(model, optimizer)
     loader = session.loader(Numbers(SAMPLES), batch=BATCH)
@@ -124,12 +123,12 @@ def leaves(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
         faults.at("left")
         num = sum(len(x) for x, _ in session.evaluation(Numbers(50), batch_size=7))
         if not session.sum(num):
-            raise AssertionError("a sum after a loop is no part of the loop's last batch")
+            raise AssertionError("a sum after the loop was voided with the loop's last batch")
     return model
 
 
-class Long(torch.autograd.Function):
-    """Its backward pass lasts until this worker has heard of the first loss, in one step."""
+class SlowBackward(torch.autograd.Function):
+    """In step 14, backward blocks until this worker hears of the lost one."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, session: Any) -> torch.Tensor:
@@ -146,8 +145,8 @@ class Long(torch.autograd.Function):
         return grads[0], None
 
 
-class Below(torch.autograd.Function):
-    """Tells whether a gradient comes that far."""
+class LogAborted(torch.autograd.Function):
+    """Logs backward passes that were aborted before they got here."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -157,30 +156,30 @@ class Below(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         if grads[0] is None:
-            logging.info("broken off")
+            logging.info("backward aborted")
         return grads[0]
 
 
-class Deep(nn.Module):
-    """Layers with gates, one of which takes long."""
+class SlowNet(nn.Module):
+    """A net with a slow layer above an abort hook, and a layer below that logs aborted passes."""
 
     def __init__(self, session: evenstep.Session) -> None:
         super().__init__()
-        middle = nn.Sequential(nn.Linear(16, 16), Ballast(BUCKET_BYTES))  # large: it gets a gate
+        middle = nn.Sequential(nn.Linear(16, 16), Ballast(BUCKET_BYTES))  # gets an abort hook
         self.layers = nn.ModuleList([nn.Linear(8, 16), middle, nn.Linear(16, 1)])
         self._session = [session]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The middle one below what takes long, and above what tells."""
         first, second, third = self.layers
-        x = torch.tanh(second(Below.apply(torch.tanh(first(x)))))  # type: ignore[no-untyped-call]
-        return third(Long.apply(x, self._session[0]))  # type: ignore[no-untyped-call,no-any-return]
+        x = LogAborted.apply(torch.tanh(first(x)))  # type: ignore[no-untyped-call]
+        x = SlowBackward.apply(torch.tanh(second(x)), self._session[0])  # type: ignore[no-untyped-call]
+        return third(x)  # type: ignore[no-any-return]
 
 
-def deep(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
-    """Others are in the midst of a long backward pass when a worker is lost."""
-    model = Deep(session).double()
-    plant(faults, model)
+def slow_backward(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """A worker is lost while the others are in a long backward pass."""
+    model = SlowNet(session).double()
+    install_faults(faults, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     session.prepare(model, optimizer)
     loader = session.loader(Numbers(SAMPLES), batch=BATCH)
@@ -192,25 +191,25 @@ def deep(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
             loss.backward()
             norms = [float(p.grad.norm()) for p in model.parameters() if p.grad is not None]
             if len(norms) != 7:
-                raise AssertionError("a script may look at its gradients, be the step void or not")
+                raise AssertionError("a script may read its gradients, even in a void step")
             optimizer.step()
     return model
 
 
 LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "accumulate": accumulate,
-    "turns": turns,
+    "alternate": alternate,
     "sums": sums,
-    "leaves": leaves,
-    "deep": deep,
+    "break_early": break_early,
+    "slow_backward": slow_backward,
 }
 
 
 def main() -> None:
-    """Train, and leave the parameters behind."""
+    """Train and save the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--loop", choices=LOOPS, required=True)
-    parser.add_argument("--epochs", type=int, default=3, help="0: until `go`, in sums")
+    parser.add_argument("--epochs", type=int, default=3, help="0: until `go`, only in sums")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")

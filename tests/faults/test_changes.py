@@ -1,4 +1,4 @@
-"""Joining, leaving, stopping and resuming, while things go wrong."""
+"""Joins, drains, evictions, pauses and resumes under faults."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
-from tests.faults.watching import HELD, epochs, same
+from tests.faults.live_run import HELD, epoch_args, same
 
 ARGS = [*HELD, "--sum"]
 
 
 def test_a_worker_is_lost_while_another_joins(tmp_path: Path, alone: Alone) -> None:
-    """Those who train are within a step, with a sum to come that a joiner knows nothing of."""
+    """Survivors are mid-step, with a sum to come that the joiner cannot take part in."""
     with Cluster(tmp_path, workers=5, max_workers=7, restarts=1, args=ARGS) as run:
         status = run.until_training(5)
         run.ask("scale", num_workers=6)
@@ -23,53 +23,53 @@ def test_a_worker_is_lost_while_another_joins(tmp_path: Path, alone: Alone) -> N
         run.signal(victim)
         run.until_training(6, after=status["generation"])
         assert run.finish() == 0
-        assert all(same(result, alone(*ARGS, *run.length)) for result in run.results().values())
+        assert all(same(result, alone(*ARGS, *run.epochs)) for result in run.results().values())
 
 
-def test_a_stopped_worker_is_evicted_and_the_others_go_on(tmp_path: Path, alone: Alone) -> None:
+def test_a_stopped_worker_is_evicted_and_the_others_train_on(tmp_path: Path, alone: Alone) -> None:
     with Cluster(tmp_path, workers=5, args=ARGS, silence_s=15.0) as run:
-        status = run.until_step(5)  # before the first one, more patience is due
+        status = run.until_step(5)  # before its first step, a worker may be silent for longer
         victim = next(w["worker"] for w in status["workers"] if w["rank"] == 2)
         run.signal(victim, signal.SIGSTOP)
         run.until_training(4, after=status["generation"])
         assert run.finish() == 0
         assert len(run.results()) == 4
-        assert all(same(result, alone(*ARGS, *run.length)) for result in run.results().values())
+        assert all(same(result, alone(*ARGS, *run.epochs)) for result in run.results().values())
 
 
-def test_sigterm_is_a_notice_and_the_worker_leaves_in_order(tmp_path: Path, alone: Alone) -> None:
+def test_sigterm_drains_a_worker_gracefully(tmp_path: Path, alone: Alone) -> None:
     with Cluster(tmp_path, workers=3, args=ARGS) as run:
         status = run.until_training(3)
         run.signal("w1", signal.SIGTERM)
         run.until_training(2, after=status["generation"])
         assert run.finish() == 0
-        assert "void" not in run.said()
-        assert all(same(result, alone(*ARGS, *run.length)) for result in run.results().values())
+        assert "void" not in run.output()
+        assert all(same(result, alone(*ARGS, *run.epochs)) for result in run.results().values())
 
 
-def test_too_few_workers_wait_and_go_on_when_more_come(tmp_path: Path, alone: Alone) -> None:
+def test_too_few_workers_pause_until_the_lost_one_is_replaced(tmp_path: Path, alone: Alone) -> None:
     with Cluster(tmp_path, workers=3, restarts=1, sets=("workers.min=3",), args=ARGS) as run:
         status = run.until_training(3)
         run.signal("w1")
         run.until(lambda s: s["state"] == "paused")
         run.until_training(3, after=status["generation"])
         assert run.finish() == 0
-        assert all(same(result, alone(*ARGS, *run.length)) for result in run.results().values())
+        assert all(same(result, alone(*ARGS, *run.epochs)) for result in run.results().values())
 
 
 def test_a_paused_run_that_is_stopped_leaves_a_checkpoint(tmp_path: Path, alone: Alone) -> None:
     with Cluster(tmp_path, workers=3, sets=("workers.min=3",), args=ARGS) as run:
         run.until_step(20)
-        run.signal("w0")  # the leader, who would have written it
+        run.signal("w0")  # the leader, which would have written it
         step = run.until(lambda s: s["state"] == "paused")["step"]
         run.ask("stop")
         assert run.wait() == 0
-    args = [*ARGS, *epochs(step + 50)]
+    args = [*ARGS, *epoch_args(step + 50)]
     with Cluster(tmp_path, workers=3, args=args) as run:
         assert run.finish() == 0
-        begun = re.search(r"resuming from step-(\d+)", run.said())
-        assert begun is not None
-        assert int(begun[1]) >= step
+        resumed = re.search(r"resuming from step-(\d+)", run.output())
+        assert resumed is not None
+        assert int(resumed[1]) >= step
         assert all(same(result, alone(*args)) for result in run.results().values())
 
 

@@ -1,4 +1,4 @@
-"""Several hosts: workers that join from elsewhere, a host that is cut off and comes back."""
+"""Several hosts: workers join from other hosts, and network links fail and recover."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.faults.cli_run import ENVIRONMENT, EVENSTEP
 from tests.faults.conftest import Alone
-from tests.faults.running import ENVIRONMENT, EVENSTEP
-from tests.faults.watching import HELD, SCRIPT, epochs, same, until
+from tests.faults.live_run import HELD, SCRIPT, epoch_args, same, until
 from tests.hosts import Host, Hosts, make_hosts
 
 pytestmark = pytest.mark.long
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.long
 EVICTED = 75
 
 
-class Cluster:
-    """A held run whose coordinator is on the first host, with workers joined from others."""
+class MultiHostRun:
+    """A held run with its coordinator on the first host; workers join from the others."""
 
     def __init__(self, folder: Path, hosts: Hosts) -> None:
         self.hosts, self.run, self.out = hosts, folder / "disk" / "run", folder / "out"
@@ -41,7 +41,7 @@ class Cluster:
         return process
 
     def join(self, i: int, *, disk: bool = True) -> subprocess.Popen[Any]:
-        """Start a worker on another host; without the disk, it does not see the run's folder."""
+        """Start a worker on another host; without `disk` it cannot see the run folder."""
         address = (self.run / "address").read_text().strip()
         token = self.out.with_name("token")
         token.write_text((self.run / "token").read_text())
@@ -52,18 +52,18 @@ class Cluster:
         return self._popen(self.hosts[i], command)
 
     def go(self) -> None:
-        """Let the run end with its epoch."""
+        """Let the run finish at the end of its current epoch."""
         (self.out / "go").touch()
 
     def _script(self) -> list[str]:
         return [str(SCRIPT), "--out", str(self.out), *HELD]
 
-    def said(self) -> str:
-        """All that anybody printed."""
+    def output(self) -> str:
+        """Everything printed so far, on all hosts."""
         return self._path.read_text()
 
     def close(self) -> None:
-        """No more is kept of what they print."""
+        """Close the log."""
         self._log.close()
 
     def _popen(self, host: Host, command: Sequence[str]) -> subprocess.Popen[Any]:
@@ -71,75 +71,79 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path) -> Iterator[MultiHostRun]:
     with make_hosts(3) as hosts:
-        found = Cluster(tmp_path, hosts)
+        found = MultiHostRun(tmp_path, hosts)
         yield found
-        sys.stdout.write(found.said())  # shown with a failure
+        sys.stdout.write(found.output())  # pytest shows it if the test failed
         found.close()
 
 
-def test_a_host_is_cut_off_and_the_others_end_the_run(cluster: Cluster, alone: Alone) -> None:
+def test_a_host_is_cut_off_and_the_others_finish_the_run(
+    cluster: MultiHostRun, alone: Alone
+) -> None:
     run = cluster.coordinate("--workers", "1:3")
     near, far = cluster.join(1), cluster.join(2)
-    until(lambda: " of 3 in generation" in cluster.said())
+    until(lambda: " of 3 in generation" in cluster.output())
     cluster.hosts.cut(2)
-    until(lambda: "is lost: silent" in cluster.said())
+    until(lambda: "is lost: silent" in cluster.output())
     cluster.hosts.restore(2)
-    assert far.wait() == EVICTED  # it finds its place gone
+    assert far.wait() == EVICTED  # on reconnecting
     cluster.go()
     assert run.wait() == 0
     assert near.wait() == 0
     ends = [torch.load(path, weights_only=True) for path in cluster.out.glob("*.pt")]
-    assert ends  # both are called "alone": a worker that joins has no name yet when it starts
-    assert all(same(end, alone(*epochs(end["step"]))) for end in ends)
+    assert ends  # both write "alone.pt": a joining worker has no name when it starts
+    assert all(same(end, alone(*epoch_args(end["step"]))) for end in ends)
 
 
-def test_the_coordinators_host_is_cut_off_past_the_lease(cluster: Cluster, alone: Alone) -> None:
-    """Its own worker goes on with it; the others stop, and nothing is trained twice."""
+def test_the_coordinators_host_is_cut_off_past_the_lease(
+    cluster: MultiHostRun, alone: Alone
+) -> None:
+    """The worker on its host trains on; the others stop, and no step is trained twice."""
     run = cluster.coordinate("--workers", "1:3", "--lease", "3")
     others = [cluster.join(1), cluster.join(2)]
-    until(lambda: " of 3 in generation" in cluster.said())
+    until(lambda: " of 3 in generation" in cluster.output())
     cluster.hosts.cut(0)
     assert [other.wait() for other in others] == [EVICTED, EVICTED]
     cluster.hosts.restore(0)
     cluster.go()
     assert run.wait() == 0
     (end,) = [torch.load(path, weights_only=True) for path in cluster.out.glob("*.pt")]
-    assert same(end, alone(*epochs(end["step"])))
+    assert same(end, alone(*epoch_args(end["step"])))
 
 
 def test_a_coordinator_without_workers_of_its_own_is_cut_off_past_the_lease(
-    cluster: Cluster, alone: Alone
+    cluster: MultiHostRun, alone: Alone
 ) -> None:
-    """The workers train on until the lease is over, and others go on from their checkpoint."""
+    """The workers train on until their lease expires; new ones resume from their checkpoint."""
     run = cluster.coordinate("--workers", "0", "--lease", "3")
     others = [cluster.join(1), cluster.join(2)]
-    until(lambda: " of 2 in generation" in cluster.said())
+    until(lambda: " of 2 in generation" in cluster.output())
     cluster.hosts.cut(0)
     assert [other.wait() for other in others] == [EVICTED, EVICTED]
-    until(lambda: "paused" in cluster.said())
+    until(lambda: "paused" in cluster.output())
     assert not list(cluster.out.glob("*.pt"))
     cluster.hosts.restore(0)
-    before = cluster.said().count(" of 2 in generation")
+    before = cluster.output().count(" of 2 in generation")
     others = [cluster.join(1), cluster.join(2)]
-    until(lambda: cluster.said().count(" of 2 in generation") == before + 2)
+    until(lambda: cluster.output().count(" of 2 in generation") == before + 2)
     cluster.go()
     assert [other.wait() for other in others] == [0, 0]
     assert run.wait() == 0
-    assert "resuming from" in cluster.said()
+    assert "resuming from" in cluster.output()
     ends = [torch.load(path, weights_only=True) for path in cluster.out.glob("*.pt")]
     assert ends
-    assert all(same(end, alone(*epochs(end["step"]))) for end in ends)
+    assert all(same(end, alone(*epoch_args(end["step"]))) for end in ends)
 
 
-def test_whoever_sees_the_runs_folder_writes_its_checkpoints(cluster: Cluster) -> None:
-    """The leader is on a host that does not."""
+def test_a_worker_that_sees_the_run_folder_writes_the_checkpoints(cluster: MultiHostRun) -> None:
+    """The leader is on a host that cannot see it."""
     run = cluster.coordinate("--workers", "0")
     far = cluster.join(1, disk=False)
-    until(lambda: "rank 0 of 1 in generation" in cluster.said())
+    until(lambda: "rank 0 of 1 in generation" in cluster.output())
     near = cluster.join(2)
-    until(lambda: "rank 1 of 2 in generation" in cluster.said())
+    until(lambda: "rank 1 of 2 in generation" in cluster.output())
     run.send_signal(signal.SIGINT)
     assert [process.wait() for process in (run, far, near)] == [0, 0, 0]
     (kept,) = cluster.run.glob("checkpoints/*.pt")

@@ -1,7 +1,7 @@
-"""SIGKILL at every point of a step that matters, of whoever matters, with five workers or more.
+"""SIGKILL of workers and leaders at every critical point of a step.
 
-With three workers every survivor is a neighbour of the lost one in Gloo's ring and learns of the
-loss by itself. With five some do not.
+Six workers, so that some survivors are not neighbours of the lost one in Gloo's ring and cannot
+detect the loss by themselves. With three, all survivors are neighbours.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import pytest
 
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
-from tests.faults.watching import Fault, same
+from tests.faults.live_run import Fault, same
 
 CASES: list[tuple[Fault, ...]] = [
     *[(("rank3", point, 7), ("leader", point, 17)) for point in ("forward", "bucket", "reduced")],
-    (("rank2", "epoch", 10), ("leader", "epoch", 20)),  # before the sum at an epoch's end
-    (("rank1", "reduced", 9), ("rank3", "backward", 9)),  # the epoch's last step: two at once
+    (("rank2", "epoch", 10), ("leader", "epoch", 20)),  # before the sum at the epoch's end
+    (("rank1", "reduced", 9), ("rank3", "backward", 9)),  # two in the epoch's last step
     (("rank3", "reduced", 7), ("leader", "handover", -1)),
     (("rank4", "checkpoint", -1), ("leader", "checkpoint", -1)),
 ]
@@ -25,7 +25,7 @@ MORE: list[tuple[Fault, ...]] = [
     *[(("rank3", point, 7), ("leader", point, 17)) for point in ("backward", "stepped")],
     (("rank1", "backward", 7), ("rank2", "backward", 7)),
     (("leader", "backward", 7), ("rank3", "bucket", 7)),
-    (("rank3", "backward", 7), ("leader", "rendezvous", 7)),  # the next leader, in regrouping
+    (("rank3", "backward", 7), ("leader", "rendezvous", 7)),  # the next leader, during rendezvous
     (("rank3", "backward", 7), ("rank1", "compare", 7)),
 ]
 

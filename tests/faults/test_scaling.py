@@ -1,4 +1,4 @@
-"""The size of a run, found while it trains; batches that grow; stragglers; spares."""
+"""The size search, growing batches, stragglers and spares in real runs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from evenstep.journal import Record, read
 from evenstep.simulate.run import run as simulate
 from evenstep.simulate.scenario import Scenario, WorkerGroup
 from evenstep.types import AnyAction, Drain, Launch, LaunchFailed, Plan, Regroup, Stay, StepDone
+from tests.faults.cli_run import CliRun
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
-from tests.faults.running import Running
-from tests.faults.watching import HELD, Watching, same
+from tests.faults.live_run import HELD, LiveRun, same
 
-# On such devices three workers take as long as four: 20 ms a sample, 160 ms at least, batch 24.
-# Long enough for a busy machine not to hide it.
+# With 20 ms per sample, at least 160 ms per step and a batch of 24, four workers are no faster than
+# three. Steps this long stand out from the noise of a busy machine.
 KNEE = ["--per-sample", "0.02", "--floor", "0.16"]
 SEARCH = (
     "scaling.period_steps=5",
@@ -27,10 +27,10 @@ SEARCH = (
     "scaling.settle_steps=10",
     "policy=uniform",
 )
-# How long steps take decides, and a busy machine may hide it: not for every change.
+# These depend on measured step times, which a busy machine may distort: only in `make test-long`.
 timed = pytest.mark.long
 
-LASTING = 20  # steps, in which the next thing would be decided, if there were one
+QUIET_STEPS = 20  # long enough for another decision, if one were due
 
 ONLY_W0 = """
 import os
@@ -48,27 +48,27 @@ def sets(*settings: str) -> list[str]:
     return [part for setting in settings for part in ("--set", setting)]
 
 
-def actions(run: Watching) -> list[AnyAction]:
+def actions(run: LiveRun) -> list[AnyAction]:
     return [action for record in journal(run) for action in record.actions]
 
 
-def journal(run: Watching) -> list[Record]:
+def journal(run: LiveRun) -> list[Record]:
     return list(read(run.folder / "journal.jsonl")[1])
 
 
-def until_decided(run: Watching, holds: Callable[[list[AnyAction]], bool]) -> list[AnyAction]:
-    """Wait for actions to be in the journal, and `LASTING` steps more; all that are there then.
+def until_decided(run: LiveRun, holds: Callable[[list[AnyAction]], bool]) -> list[AnyAction]:
+    """Wait until the journal's actions satisfy a condition, then `QUIET_STEPS` more; returns all.
 
-    The run is still held: when it is let go, its devices are, and how long steps take says nothing.
+    To be called while the run is held: emulated step times end with `go()`.
     """
-    run.until_step(0)  # by then there is a journal
+    run.until_step(0)  # the journal exists by then
     status = run.until(lambda _: holds(actions(run)))
-    run.until_step(status["step"] + LASTING)
+    run.until_step(status["step"] + QUIET_STEPS)
     return actions(run)
 
 
-def stays(taken: list[AnyAction], why: str) -> bool:
-    """Whether it was decided to leave the cluster as it is, for such a reason."""
+def stayed(taken: list[AnyAction], why: str) -> bool:
+    """Whether there was a decision to stay with this reason."""
     return any(isinstance(action, Stay) and why in action.reason for action in taken)
 
 
@@ -79,34 +79,34 @@ def sizes(taken: list[AnyAction]) -> list[int]:
 @timed
 def test_the_search_finds_the_knee_and_says_why(tmp_path: Path, alone: Alone) -> None:
     options = ["--scale", "efficiency:threshold=0.6", *sets(*SEARCH)]
-    with Running(tmp_path, workers="1:5", options=options, args=[*HELD, *KNEE]) as run:
-        taken = until_decided(run, lambda taken: stays(taken, "settle at 3"))
+    with CliRun(tmp_path, workers="1:5", options=options, args=[*HELD, *KNEE]) as run:
+        taken = until_decided(run, lambda taken: stayed(taken, "settle at 3"))
         assert sizes(taken) == [1, 2, 3, 4, 3]
-        predicted_as_it_was(run)
+        check_simulator_agrees(run)
         assert run.finish() == 0
-        assert all(same(end, alone(*run.length)) for end in run.results().values())
+        assert all(same(end, alone(*run.epochs)) for end in run.results().values())
 
 
-def predicted_as_it_was(run: Watching) -> None:
-    """The simulator, given what was measured, goes the same way in about the same time."""
+def check_simulator_agrees(run: LiveRun) -> None:
+    """The simulator, given the measured speeds, visits the same sizes with similar step times."""
     settings, live = read(run.folder / "journal.jsonl")
-    usual_s = step_seconds(list(live))
-    shares = {24 // n: 24 / n / usual_s[n] for n in (1, 2, 3)}  # of one worker: samples a second
-    alike = WorkerGroup(throughput=shares, startup_s=1.0)
-    pool = WorkerGroup(throughput=shares, startup_s=1.0, count=4)
+    measured_s = step_seconds(list(live))
+    throughput = {24 // n: 24 / n / measured_s[n] for n in (1, 2, 3)}  # samples/s by share
+    first = WorkerGroup(throughput=throughput, startup_s=1.0)
+    pool = WorkerGroup(throughput=throughput, startup_s=1.0, count=4)
     length = 22 * 240  # more than it takes to settle
-    scenario = Scenario(settings=settings.settings, workers=(alike,), pool=(pool,), samples=length)
+    scenario = Scenario(settings=settings.settings, workers=(first,), pool=(pool,), samples=length)
     path = run.folder / "predicted.jsonl"
     simulate(scenario, journal=path)
     virtual = list(read(path)[1])
     assert sizes([action for record in virtual for action in record.actions]) == [1, 2, 3, 4, 3]
     predicted_s = step_seconds(virtual)
     for n in (1, 2, 3):
-        assert predicted_s[n] == pytest.approx(usual_s[n], rel=0.1)
+        assert predicted_s[n] == pytest.approx(measured_s[n], rel=0.1)
 
 
 def step_seconds(records: list[Record]) -> dict[int, float]:
-    """The median step of each size."""
+    """Median step time by cluster size."""
     seconds: dict[int, list[float]] = {}
     for record in records:
         if isinstance(record.event, StepDone):
@@ -115,7 +115,7 @@ def step_seconds(records: list[Record]) -> dict[int, float]:
 
 
 def test_a_batch_that_grows_with_the_workers(tmp_path: Path) -> None:
-    """Each sample once an epoch, the same parameters everywhere, the rate follows the batch."""
+    """Each sample is used once per epoch, and the learning rate follows the batch."""
     args = [*HELD, "--per-worker", "8", "--limit", "24"]
     given = ("batch.lr_rule=linear", "batch.lr_warmup_steps=5", "workers.max=4")
     with Cluster(tmp_path, workers=1, max_workers=4, sets=given, args=args) as run:
@@ -149,17 +149,17 @@ def test_adascale_follows_the_noise_of_the_gradients(tmp_path: Path) -> None:
         )
         assert run.finish() == 0
         plans = [a for a in actions(run) if isinstance(a, Plan)]
-        assert plans[0].lr_factor == 1.0  # nothing is known yet
+        assert plans[0].lr_factor == 1.0  # no estimate yet
         assert all(1.0 <= p.lr_factor <= 3.0 for p in plans)
 
 
 @timed
-def test_a_straggler_is_replaced_and_leaves_when_its_substitute_is_there(
+def test_a_straggler_is_drained_once_its_substitute_has_joined(
     tmp_path: Path, alone: Alone
 ) -> None:
     slow = ["--slow", "w1", "--slow-from", "20", "--per-sample", "0.006"]
     options = sets("straggler.replace=true", "straggler.warmup_steps=5", "policy=uniform")
-    with Running(tmp_path, workers="3", options=options, args=[*HELD, *slow]) as run:
+    with CliRun(tmp_path, workers="3", options=options, args=[*HELD, *slow]) as run:
         taken = until_decided(run, lambda taken: len(sizes(taken)) > 2)
         (ordered,) = [a for a in taken if isinstance(a, Launch)]
         (drained,) = [a for a in taken if isinstance(a, Drain)]
@@ -168,32 +168,32 @@ def test_a_straggler_is_replaced_and_leaves_when_its_substitute_is_there(
         assert sizes(taken) == [3, 4, 3]
         assert run.finish() == 0
         assert sorted(run.results()) == ["w0", "w2", "w3"]
-        assert all(same(end, alone(*run.length)) for end in run.results().values())
+        assert all(same(end, alone(*run.epochs)) for end in run.results().values())
 
 
 @timed
-def test_a_substitute_that_is_no_better_ends_the_attempt(tmp_path: Path) -> None:
+def test_a_substitute_that_is_no_faster_ends_the_attempt(tmp_path: Path) -> None:
     slow = ["--slow", "w1,w3", "--slow-from", "20", "--per-sample", "0.006"]
     given = ("straggler.replace=true", "straggler.warmup_steps=5", "straggler.cooldown_steps=9999")
     options = sets(*given, "policy=uniform")
-    with Running(tmp_path, workers="3", options=options, args=[*HELD, *slow]) as run:
+    with CliRun(tmp_path, workers="3", options=options, args=[*HELD, *slow]) as run:
         why = "w3 is no faster than the worker it replaced"
-        taken = until_decided(run, lambda taken: stays(taken, why))
+        taken = until_decided(run, lambda taken: stayed(taken, why))
         assert sizes(taken) == [3, 4, 3]
         assert run.finish() == 0
 
 
 @timed
-def test_when_all_become_slow_nobody_is_replaced(tmp_path: Path) -> None:
+def test_a_slowdown_of_all_workers_replaces_none(tmp_path: Path) -> None:
     slow = ["--slow", "w0,w1,w2", "--slow-from", "20", "--per-sample", "0.004"]
     options = sets("straggler.replace=true", "straggler.warmup_steps=5", "policy=uniform")
-    with Running(tmp_path, workers="3", options=options, args=[*HELD, *slow]) as run:
+    with CliRun(tmp_path, workers="3", options=options, args=[*HELD, *slow]) as run:
         run.until_step(70)
         assert sizes(actions(run)) == [3]
         assert run.finish() == 0
 
 
-def test_a_spare_comes_back_without_starting_up(tmp_path: Path, alone: Alone) -> None:
+def test_a_spare_rejoins_without_a_restart(tmp_path: Path, alone: Alone) -> None:
     with Cluster(tmp_path, workers=2, max_workers=3, spares=1, args=HELD) as run:
         run.until_training(2)
         run.ask("scale", num_workers=3)
@@ -209,15 +209,15 @@ def test_a_spare_comes_back_without_starting_up(tmp_path: Path, alone: Alone) ->
             assert spare["worker"] in there
         run.ask("scale", num_workers=2)
         assert run.finish() == 0
-        assert all(same(end, alone(*run.length)) for end in run.results().values())
+        assert all(same(end, alone(*run.epochs)) for end in run.results().values())
 
 
-def test_workers_that_cannot_be_started_are_told_of_and_training_goes_on(tmp_path: Path) -> None:
+def test_failed_launches_are_recorded_and_training_continues(tmp_path: Path) -> None:
     script = tmp_path / "only_w0.py"
     script.write_text(ONLY_W0)
     given = ("scaling.heuristic=efficiency", "workers.max=4", "scaling.min_workers=1", *SEARCH)
     with Cluster(tmp_path, workers=1, max_workers=4, sets=given, args=HELD, script=script) as run:
-        told = ("did not start", "the last launch failed")
-        until_decided(run, lambda taken: all(stays(taken, why) for why in told))
+        reasons = ("did not start", "the last launch failed")
+        until_decided(run, lambda taken: all(stayed(taken, why) for why in reasons))
         assert any(isinstance(record.event, LaunchFailed) for record in journal(run))
         assert run.finish() == 0

@@ -1,9 +1,9 @@
-"""A small script to be trained under faults: in double precision, with everything that has a state.
+"""A small training script for fault injection: double precision, with every kind of state.
 
-With `--epochs 0` it is held: it trains until there is a file `go`, and to the end of that epoch.
+With `--epochs 0` the run is held: it trains until a file `go` exists, then finishes that epoch.
 
-It ends itself with SIGKILL where FAULTS says, each fault once: a JSON list of [who, point, step],
-who being a worker's name, "leader", or "rank2".
+FAULTS is a JSON list of [who, point, step], where `who` is a worker's name, "leader" or e.g.
+"rank2". The script sends itself SIGKILL at each of these points, once per fault.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from evenstep.train.reduce.reducer import FIRST_BUCKET_BYTES
 
 NAME = os.environ.get("EVENSTEP_WORKER", "alone")
 ENDLESS = 1_000_000
-HELD_S = 0.02  # of each step while held: others start up meanwhile, and one process is to follow
+HELD_S = 0.02  # added to held steps, so that the reference run has fewer of them to repeat
 
 
 class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Samples that differ, so that no two of them can be taken for each other."""
+    """Distinct random samples."""
 
     def __init__(self, num: int) -> None:
-        chance = torch.Generator().manual_seed(1)
-        self.x = torch.randn(num, 8, generator=chance, dtype=torch.float64)
+        rng = torch.Generator().manual_seed(1)
+        self.x = torch.randn(num, 8, generator=rng, dtype=torch.float64)
         self.y = (self.x.sum(1, keepdim=True) * 0.3).tanh()
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Hold:
-    """How long a run is: so many epochs, or with 0 of them until there is a file `go`."""
+    """The length of a run: a number of epochs or, if 0, until a file `go` exists."""
 
     def __init__(self, session: evenstep.Session, out: Path, num_epochs: int) -> None:
         self._session, self._go = session, out / "go"
@@ -56,28 +56,28 @@ class Hold:
 
     @property
     def is_on(self) -> bool:
-        """Whether the run waits to be let go, by a test that is still there to do so."""
+        """Whether the run is still held, by a test process that is still alive."""
         return self._until_go and not self._go.exists() and self._test.exists()
 
     def step(self) -> None:
-        """Part of a step, before its backward pass."""
+        """Slow down a held step. Called before the backward pass."""
         if self.is_on:
             time.sleep(HELD_S)
 
     def is_over(self) -> bool:
-        """At the end of an epoch: whether it is the last one. All workers get the same answer."""
+        """At the end of an epoch: whether it was the last. The same answer on all workers."""
         return self._until_go and not self._session.sum(float(self.is_on))
 
 
 class Faults:
-    """Ends this process where it was told to."""
+    """Kills this process at the points that FAULTS names."""
 
     def __init__(self, out: Path) -> None:
         self._out, self._planned = out, json.loads(os.environ.get("FAULTS", "[]"))
         self.session: evenstep.Session | None = None
 
     def at(self, point: str) -> None:
-        """This is a point: end here, if that was asked for and has not happened yet."""
+        """Kill this process if a fault is planned here and has not fired yet."""
         session = self.session
         if session is None:
             return
@@ -92,37 +92,36 @@ class Faults:
 
 
 class Ballast(nn.Module):
-    """Parameters of a given size at the cost of one sum: by default, more than the first bucket."""
+    """Cheap parameters of a given size; by default they fill the first bucket."""
 
     def __init__(self, num_bytes: int = FIRST_BUCKET_BYTES) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(num_bytes // 8, dtype=torch.float64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Slightly more than the input."""
         return x + self.weight.mean()
 
 
-def plant(faults: Faults, model: nn.Module) -> None:
-    """Let faults happen inside evenstep too, and once the first bucket's all-reduce has started."""
+def install_faults(faults: Faults, model: nn.Module) -> None:
+    """Enable faults at evenstep's failpoints and once the first bucket is in flight."""
     on_failpoint(faults.at)
     next(model.parameters()).register_hook(lambda grad: faults.at("bucket"))
 
 
 def main() -> None:
-    """Train, and leave the parameters behind."""
+    """Train and save the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=240)
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--epochs", type=int, default=3, help="0: until `go`")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds of every step")
-    parser.add_argument("--per-worker", type=int, default=0, help="a batch that grows, to --limit")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds added to every step")
+    parser.add_argument("--per-worker", type=int, default=0, help="batch per worker, up to --limit")
     parser.add_argument("--limit", type=int, default=0)
-    parser.add_argument("--per-sample", type=float, default=0.0, help="on a device, while held")
-    parser.add_argument("--floor", type=float, default=0.0, help="the least that it takes")
-    parser.add_argument("--slow", default="", help="workers whose devices are three times as slow")
-    parser.add_argument("--slow-from", type=int, default=0, help="step")
-    parser.add_argument("--sum", action="store_true", help="a sum over the workers in every step")
+    parser.add_argument("--per-sample", type=float, default=0.0, help="emulated s, while held")
+    parser.add_argument("--floor", type=float, default=0.0, help="minimum emulated step time in s")
+    parser.add_argument("--slow", default="", help="workers slowed down threefold, while held")
+    parser.add_argument("--slow-from", type=int, default=0, help="step at which --slow begins")
+    parser.add_argument("--sum", action="store_true", help="call session.sum in every step")
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -136,8 +135,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.01 * step))
     faults = Faults(args.out)
-    steps: list[tuple[int, int]] = []  # that this worker has taken, and their global batch
-    plant(faults, model)
+    steps: list[tuple[int, int]] = []  # committed on this worker: number and global batch
+    install_faults(faults, model)
     with evenstep.join() as session:
         faults.session = session
         model, optimizer, scheduler = session.prepare(
@@ -154,7 +153,7 @@ def main() -> None:
         for epoch in session.epochs(hold.num_epochs):
             for x, y in loader:
                 if session.samples // args.samples != epoch:
-                    raise AssertionError(f"epoch {epoch}, and {session.samples} samples are used")
+                    raise AssertionError(f"{session.samples} samples used in epoch {epoch}")
                 faults.at("forward")
                 begun_s, batch = time.monotonic(), session.batch
                 optimizer.zero_grad()
@@ -177,13 +176,14 @@ def main() -> None:
                     steps.append((session.step, batch))
             num_epochs = epoch + 1
             faults.at("epoch")
-            if session._roster.is_late:  # it was a spare, and the others are in a later epoch
-                logging.info("epoch %d was left, and the run is at step %d", epoch, session.step)
+            if session._roster.is_late:  # a former spare: the others are in a later epoch
+                logging.info("epoch %d is over, the run is at step %d", epoch, session.step)
                 continue
             before = session.world
-            there = float(session.sum(float(epoch + 1))) / (epoch + 1)  # not that of another epoch
+            # Summing the epoch number shows whether all workers are in the same epoch.
+            there = float(session.sum(float(epoch + 1))) / (epoch + 1)
             if not (there.is_integer() and session.world <= there <= max(before, session.world)):
-                raise AssertionError(f"{there} of {before}, then {session.world} workers in a sum")
+                raise AssertionError(f"{there} workers in a sum of {before}, then {session.world}")
             logging.info("epoch %d, step %d: %g here", epoch, session.step, there)
             if hold.is_over():
                 break

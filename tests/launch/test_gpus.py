@@ -1,4 +1,4 @@
-"""Which GPU a worker of this machine gets."""
+"""GPU assignment to local workers."""
 
 from __future__ import annotations
 

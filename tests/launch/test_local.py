@@ -1,4 +1,4 @@
-"""Local worker processes: an end is noticed at once, and nothing is left of a process."""
+"""Local worker processes: exits are noticed at once, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ONE = Launch(num_workers=1, reason="asked for")
 
 
 class Ends:
-    """A launcher of one command, and the ends that it reports."""
+    """A launcher of one command, and the exits that it reports."""
 
     def __init__(self, folder: Path, *command: str) -> None:
         self.ended: list[tuple[str, int, str]] = []
@@ -51,7 +51,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_workers_that_have_ended_leave_no_open_files(tmp_path: Path) -> None:
+def test_exited_workers_leave_no_open_files(tmp_path: Path) -> None:
     async def launch_some() -> None:
         ends = Ends(tmp_path, sys.executable, "-S", "-c", "print('a line')")
         ends.launcher.launch(ONE)

@@ -1,4 +1,4 @@
-"""Log lines have the time, and a script's own logging configuration takes precedence."""
+"""Log lines have timestamps, and a script's own logging configuration takes precedence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_timed(line: str, words: str) -> bool:
 
 
 @unconfigured()
-def test_the_log_of_a_run_has_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_of_a_run_has_timestamps(capsys: pytest.CaptureFixture[str]) -> None:
     show_log()
     say()
     fact, problem = lines(capsys)
@@ -38,7 +38,7 @@ def test_the_log_of_a_run_has_the_time(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @unconfigured()
-def test_a_worker_whose_script_configures_no_logging_prints_its_log_with_the_time(
+def test_a_worker_whose_script_configures_no_logging_logs_with_timestamps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show_log_by_default()

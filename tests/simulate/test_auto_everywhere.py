@@ -19,18 +19,18 @@ SHORTER = {"thousand": ["steps=60"]}
 
 
 @cache
-def scenario(name: str) -> Scenario:
+def load(name: str) -> Scenario:
     return load_scenario(SCENARIOS / f"{name}.yaml", SHORTER.get(name, []))
 
 
 def named(*, static: bool) -> list[str]:
     found = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
-    return [name for name in found if not static or _nothing_changes(scenario(name))]
+    return [name for name in found if not static or _nothing_changes(load(name))]
 
 
-def _nothing_changes(story: Scenario) -> bool:
+def _nothing_changes(scenario: Scenario) -> bool:
     fates = ("changes", "leaves_at_s", "fails_at_s", "joins_at_s")
-    return not any(getattr(group, fate) for group in story.workers for fate in fates)
+    return not any(getattr(group, fate) for group in scenario.workers for fate in fates)
 
 
 def after_ten(result: Result) -> float:
@@ -39,9 +39,9 @@ def after_ten(result: Result) -> float:
 
 @pytest.mark.parametrize("name", named(static=True))
 def test_auto_is_within_two_per_cent_of_the_limit_ten_steps_after_equal_shares(name: str) -> None:
-    story = scenario(name)
-    auto = run(story, Choice("auto", {"start": "uniform"}))
-    limit = run(story, Choice("limit"))
+    scenario = load(name)
+    auto = run(scenario, Choice("auto", {"start": "uniform"}))
+    limit = run(scenario, Choice("limit"))
     assert after_ten(auto) <= 1.02 * after_ten(limit)
 
 
@@ -63,6 +63,6 @@ SLOW = {
     [pytest.param(n, marks=[pytest.mark.long] * (n in SLOW)) for n in named(static=False)],
 )
 def test_auto_is_never_more_than_one_per_cent_behind_another_policy(name: str) -> None:
-    *results, auto, _ = compare_policies(scenario(name), [Choice(p) for p in (*OTHERS, "auto")])
+    *results, auto, _ = compare_policies(load(name), [Choice(p) for p in (*OTHERS, "auto")])
     best = max(results, key=lambda r: r.samples_per_s)
     assert auto.samples_per_s >= 0.99 * best.samples_per_s, best.policy

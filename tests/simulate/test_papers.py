@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench.papers import CIFAR, IMAGENET, SCENARIOS, TABLES, Published, job, scenario
+from bench.papers import CIFAR, IMAGENET, SCENARIOS, TABLES, Published, job
+from bench.papers import scenario as load
 from bench.tables import DOCS
 from msgspec.structs import replace
 
@@ -17,27 +18,27 @@ WORKLOADS = ("resnet50", "mnist", "regression")
 LEVELS = (1, 2, 6, 10)
 
 
-def seconds(story: Scenario, policy: str, steps: int = 80) -> float:
-    return run(replace(story, samples=0, steps=steps), Choice(policy)).time_s
+def seconds(scenario: Scenario, policy: str, steps: int = 80) -> float:
+    return run(replace(scenario, samples=0, steps=steps), Choice(policy)).time_s
 
 
 def started_with(name: str, size: int) -> Scenario:
-    story = scenario(name)
-    pool = min(story.pool[0].count, story.settings.workers.max - size)
+    scenario = load(name)
+    pool = min(scenario.pool[0].count, scenario.settings.workers.max - size)
     return replace(
-        story,
-        workers=(replace(story.workers[0], count=size),),
-        pool=(replace(story.pool[0], count=pool),) if pool else (),
+        scenario,
+        workers=(replace(scenario.workers[0], count=size),),
+        pool=(replace(scenario.pool[0], count=pool),) if pool else (),
     )
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_scenario_runs_and_names_its_source(path: Path) -> None:
-    story = scenario(path.stem)
-    assert story.about
-    assert story.paper is not None
-    assert story.paper.source
-    assert run(replace(story, samples=0, steps=10)).num_steps == 10
+    scenario = load(path.stem)
+    assert scenario.about
+    assert scenario.paper is not None
+    assert scenario.paper.source
+    assert run(replace(scenario, samples=0, steps=10)).num_steps == 10
 
 
 def test_every_table_has_been_made() -> None:
@@ -49,15 +50,15 @@ def test_every_table_has_been_made() -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_all_levels_of_a_workload_are_one_model_of_39_cores(workload: str) -> None:
-    stories = {level: scenario(f"cores-{workload}-h{level}") for level in LEVELS}
-    first = stories[1].workers[0]
+    scenarios = {level: load(f"cores-{workload}-h{level}") for level in LEVELS}
+    first = scenarios[1].workers[0]
     fixed_samples = first.fixed_s / first.per_sample_s
     one_core_s = first.per_sample_s / (0.02 + 0.98 / first.cores)
-    for level, story in stories.items():
-        cores = [group.cores for group in story.workers for _ in range(group.count)]
+    for level, scenario in scenarios.items():
+        cores = [group.cores for group in scenario.workers for _ in range(group.count)]
         assert sum(cores) == 39
         assert max(cores) / min(cores) == level
-        for group in story.workers:
+        for group in scenario.workers:
             per_sample_s = one_core_s * (0.02 + 0.98 / group.cores)
             assert group.per_sample_s == pytest.approx(per_sample_s, rel=1e-3)
             assert group.fixed_s == pytest.approx(fixed_samples * per_sample_s, rel=1e-3)
@@ -66,8 +67,8 @@ def test_all_levels_of_a_workload_are_one_model_of_39_cores(workload: str) -> No
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("level", [2, 6, 10])
 def test_on_uneven_cores_each_method_beats_the_one_before(workload: str, level: int) -> None:
-    story = scenario(f"cores-{workload}-h{level}")
-    equal, static, loop, auto = (seconds(story, choice.name) for choice in story.policies)
+    scenario = load(f"cores-{workload}-h{level}")
+    equal, static, loop, auto = (seconds(scenario, choice.name) for choice in scenario.policies)
     assert equal > static
     assert static > 0.99 * loop
     assert 1.01 * loop > auto
@@ -76,39 +77,39 @@ def test_on_uneven_cores_each_method_beats_the_one_before(workload: str, level: 
 @pytest.mark.parametrize("level", [6, 10])
 @pytest.mark.parametrize("policy", ["uniform", "static"])
 def test_resnet_on_uneven_cores_takes_as_long_as_in_the_paper(level: int, policy: str) -> None:
-    alike, story = scenario("cores-resnet50-h1"), scenario(f"cores-resnet50-h{level}")
-    assert story.paper is not None
-    ours = 220 * seconds(story, policy, steps=20) / seconds(alike, "uniform", steps=20)
-    assert ours == pytest.approx(story.paper.figures[policy], rel=0.15)
+    alike, scenario = load("cores-resnet50-h1"), load(f"cores-resnet50-h{level}")
+    assert scenario.paper is not None
+    ours = 220 * seconds(scenario, policy, steps=20) / seconds(alike, "uniform", steps=20)
+    assert ours == pytest.approx(scenario.paper.figures[policy], rel=0.15)
 
 
 def test_a_worker_with_two_cores_is_better_left_out() -> None:
     name = "cores-resnet50-h10"
-    all_work = scenario(name, "settings.batch.min_share=1")
-    assert seconds(all_work, "auto") > 2 * seconds(scenario(name), "auto")
+    all_work = load(name, "settings.batch.min_share=1")
+    assert seconds(all_work, "auto") > 2 * seconds(load(name), "auto")
 
 
 def test_published_curves_give_the_published_gain_of_a_gpu_over_a_cpu() -> None:
-    story = scenario("gpu-cpu-resnet50")
-    gain = seconds(story, "uniform", steps=20) / seconds(story, "static", steps=20)
+    scenario = load("gpu-cpu-resnet50")
+    gain = seconds(scenario, "uniform", steps=20) / seconds(scenario, "static", steps=20)
     assert gain == pytest.approx(376 / 104, rel=0.15)
-    assert seconds(story, "proportional") < 0.9 * seconds(story, "static")
+    assert seconds(scenario, "proportional") < 0.9 * seconds(scenario, "static")
 
 
 def test_seeing_free_cpu_saves_more_than_seeing_past_speeds() -> None:
     past, ahead = (
-        seconds(scenario("lbbsp-cpu", f"settings.forecaster={name}"), "predictive", steps=300)
+        seconds(load("lbbsp-cpu", f"settings.forecaster={name}"), "predictive", steps=300)
         for name in ("last", "narx")
     )
-    equal = seconds(scenario("lbbsp-cpu"), "uniform", steps=300)
+    equal = seconds(load("lbbsp-cpu"), "uniform", steps=300)
     assert equal > 1.3 * past
     assert past > 1.05 * ahead
 
 
 @pytest.mark.parametrize("policy", ["curve", "shift", "auto"])
 def test_a_mix_of_gpus_is_balanced_without_labels(policy: str) -> None:
-    story = scenario("lbbsp-gpu")
-    assert seconds(story, policy, steps=200) < 0.65 * seconds(story, "uniform", steps=200)
+    scenario = load("lbbsp-gpu")
+    assert seconds(scenario, policy, steps=200) < 0.65 * seconds(scenario, "uniform", steps=200)
 
 
 @pytest.mark.parametrize(
@@ -127,27 +128,27 @@ def test_the_search_finds_the_papers_size_when_the_paper_does(
 
 @pytest.mark.parametrize("size", CIFAR.static_s)
 def test_with_restarts_the_search_costs_more_than_it_saves(size: int) -> None:
-    story = started_with("autoscale-cifar10", size)
-    fixed = replace(story, settings=replace(story.settings, scaling=ScalingSettings()))
-    pool = tuple(replace(group, startup_s=0.0) for group in story.pool)
-    restarted = replace(story, pool=pool, regroup_s=CIFAR.restart_s)
+    scenario = started_with("autoscale-cifar10", size)
+    fixed = replace(scenario, settings=replace(scenario.settings, scaling=ScalingSettings()))
+    pool = tuple(replace(group, startup_s=0.0) for group in scenario.pool)
+    restarted = replace(scenario, pool=pool, regroup_s=CIFAR.restart_s)
     assert job(restarted, steps=700).total_s > job(fixed, steps=20).total_s
 
 
 def test_more_expensive_workers_make_a_smaller_cluster() -> None:
-    story = scenario("autoscale-utility", 'settings.scaling.heuristic.linear="10,10800"')
+    scenario = load("autoscale-utility", 'settings.scaling.heuristic.linear="10,10800"')
     sizes = []
     for price in (0.01, 0.1, 1.0, 10.0):
-        workers = (replace(story.workers[0], price=price),)
-        pool = (replace(story.pool[0], price=price),)
-        sizes.append(job(replace(story, workers=workers, pool=pool), steps=2000).num_workers)
+        workers = (replace(scenario.workers[0], price=price),)
+        pool = (replace(scenario.pool[0], price=price),)
+        sizes.append(job(replace(scenario, workers=workers, pool=pool), steps=2000).num_workers)
     assert sizes == [32, 16, 8, 4]
 
 
 def test_balancing_helps_at_once_and_replacing_in_the_long_run() -> None:
-    story = scenario("stragglers")
-    left = replace(story, settings=replace(story.settings, straggler=StragglerSettings()))
+    scenario = load("stragglers")
+    left = replace(scenario, settings=replace(scenario.settings, straggler=StragglerSettings()))
     equal, balanced = (seconds(left, policy, steps=60) for policy in ("uniform", "auto"))
     assert equal > 1.4 * balanced
-    replaced = run(story, Choice("uniform"))
+    replaced = run(scenario, Choice("uniform"))
     assert replaced.step_s[-100:].sum() < 0.65 * replaced.step_s[:100].sum()

@@ -21,10 +21,10 @@ SCENARIOS = Path(__file__).parents[2] / "scenarios"
 UNIFORM = Choice("uniform")
 
 
-def story(*workers: dict[str, Any], **changes: Any) -> Scenario:
-    brain = {"batch": {"size": 12}, "policy": "uniform", **changes.pop("settings", {})}
+def make_scenario(*workers: dict[str, Any], **changes: Any) -> Scenario:
+    settings = {"batch": {"size": 12}, "policy": "uniform", **changes.pop("settings", {})}
     length = {} if "samples" in changes else {"steps": 10}
-    return build(Scenario, {**length, "settings": brain, "workers": workers, **changes})
+    return build(Scenario, {**length, "settings": settings, "workers": workers, **changes})
 
 
 def recorded(scenario: Scenario, path: Path) -> tuple[Result, list[Record]]:
@@ -38,7 +38,7 @@ def kinds(records: list[Record]) -> list[str]:
 
 def test_a_step_takes_as_long_as_its_slowest_worker_and_the_reduction() -> None:
     result = run(
-        story(
+        make_scenario(
             {"fixed_s": 0.1, "per_sample_s": 0.01},
             {"fixed_s": 0.2, "per_sample_s": 0.02, "price": 3600},
             communication={"latency_s": 0.05},
@@ -52,7 +52,7 @@ def test_a_step_takes_as_long_as_its_slowest_worker_and_the_reduction() -> None:
 
 
 def test_a_run_can_end_after_a_number_of_samples() -> None:
-    result = run(story({"fixed_s": 1}, samples=25))
+    result = run(make_scenario({"fixed_s": 1}, samples=25))
     assert result.num_steps == 3
     assert result.samples == 36
 
@@ -65,7 +65,7 @@ def test_the_limit_of_four_uneven_workers_equals_the_result_by_hand() -> None:
 
 def test_every_policy_gets_the_same_noise() -> None:
     group = {"count": 3, "fixed_s": 0.1, "jitter": 0.2}
-    uniform, static, limit = compare_policies(story(group), [UNIFORM, Choice("static")])
+    uniform, static, limit = compare_policies(make_scenario(group), [UNIFORM, Choice("static")])
     assert uniform.step_s.tolist() == static.step_s.tolist()
     assert limit.policy == "limit"
     assert limit.achieved == 1.0
@@ -81,7 +81,7 @@ def test_without_noise_no_fixed_shares_beat_the_limit() -> None:
 
 
 def test_a_lost_worker_voids_its_step_and_costs_the_detection_time(tmp_path: Path) -> None:
-    scenario = story(
+    scenario = make_scenario(
         {"fixed_s": 1, "count": 2},
         {"fixed_s": 1, "kind": "spot", "fails_at_s": 3.25},
         detect_s=0.5,
@@ -98,7 +98,7 @@ def test_a_lost_worker_voids_its_step_and_costs_the_detection_time(tmp_path: Pat
 
 
 def test_workers_join_and_leave_between_steps(tmp_path: Path) -> None:
-    scenario = story(
+    scenario = make_scenario(
         {"fixed_s": 1, "count": 2},
         {"fixed_s": 1, "kind": "late", "joins_at_s": 2.5, "leaves_at_s": 5.5},
         regroup_s=0.25,
@@ -114,7 +114,7 @@ def test_workers_join_and_leave_between_steps(tmp_path: Path) -> None:
 
 
 def test_launched_workers_start_up_then_join_and_cost_from_the_launch_on(tmp_path: Path) -> None:
-    scenario = story(
+    scenario = make_scenario(
         {"fixed_s": 1, "price": 0},
         pool=[{"fixed_s": 1, "kind": "pool", "count": 2, "startup_s": 2.5, "price": 3600}],
         asks=[{"at_s": 1, "num_workers": 4}],
@@ -136,7 +136,7 @@ def test_launched_workers_start_up_then_join_and_cost_from_the_launch_on(tmp_pat
 def test_a_drained_worker_leaves_after_one_more_step_and_its_slot_is_free_again(
     tmp_path: Path,
 ) -> None:
-    scenario = story(
+    scenario = make_scenario(
         {"fixed_s": 1, "count": 2},
         asks=[{"at_s": 2, "num_workers": 1}, {"at_s": 5, "num_workers": 2}],
     )
@@ -148,7 +148,7 @@ def test_a_drained_worker_leaves_after_one_more_step_and_its_slot_is_free_again(
 
 
 def test_a_worker_drained_at_the_end_of_a_step_takes_one_more_step(tmp_path: Path) -> None:
-    scenario = story(
+    scenario = make_scenario(
         {"per_sample_s": 0.001, "count": 3},
         communication={"latency_s": 1},
         settings={
@@ -166,7 +166,7 @@ def test_a_worker_drained_at_the_end_of_a_step_takes_one_more_step(tmp_path: Pat
 
 
 def test_an_unused_slot_is_launched_before_a_used_one(tmp_path: Path) -> None:
-    scenario = story(
+    scenario = make_scenario(
         {"fixed_s": 1, "count": 2},
         pool=[{"fixed_s": 1, "kind": "pool"}],
         asks=[{"at_s": 2, "num_workers": 1}, {"at_s": 5, "num_workers": 2}],
@@ -177,7 +177,7 @@ def test_an_unused_slot_is_launched_before_a_used_one(tmp_path: Path) -> None:
 
 
 def test_the_slot_of_a_failed_worker_is_not_used_again(tmp_path: Path) -> None:
-    scenario = story(
+    scenario = make_scenario(
         {"fixed_s": 1},
         {"fixed_s": 1, "kind": "spot", "fails_at_s": 2.5},
         asks=[{"at_s": 5, "num_workers": 2}],
@@ -188,7 +188,7 @@ def test_the_slot_of_a_failed_worker_is_not_used_again(tmp_path: Path) -> None:
 
 
 def test_below_the_minimum_the_clock_advances_until_workers_join() -> None:
-    scenario = story(
+    scenario = make_scenario(
         {"fixed_s": 1},
         {"fixed_s": 1, "kind": "spot", "fails_at_s": 2.5},
         {"fixed_s": 1, "kind": "late", "joins_at_s": 20},
@@ -198,7 +198,7 @@ def test_below_the_minimum_the_clock_advances_until_workers_join() -> None:
 
 
 def test_a_paused_run_that_nothing_can_resume_raises() -> None:
-    scenario = story(
+    scenario = make_scenario(
         {"fixed_s": 1}, {"fixed_s": 1, "fails_at_s": 2.5}, settings={"workers": {"min": 2}}
     )
     with pytest.raises(PausedError, match=r"is paused at 2\.5 s, after 2 steps"):
@@ -206,7 +206,7 @@ def test_a_paused_run_that_nothing_can_resume_raises() -> None:
 
 
 def test_plans_take_effect_after_the_prefetched_steps(tmp_path: Path) -> None:
-    scenario = story(
+    scenario = make_scenario(
         {"per_sample_s": 0.01},
         {"per_sample_s": 0.02},
         settings={"policy": "proportional", "plan_delay_steps": 2},
@@ -223,29 +223,31 @@ def test_plans_take_effect_after_the_prefetched_steps(tmp_path: Path) -> None:
 
 def test_free_cpu_in_a_report_is_for_the_next_step(tmp_path: Path) -> None:
     change = {"factor": 2, "at_s": 3, "until_s": 5, "announced": True}
-    _, records = recorded(story({"fixed_s": 1, "changes": [change]}), tmp_path / "j")
+    _, records = recorded(make_scenario({"fixed_s": 1, "changes": [change]}), tmp_path / "j")
     steps = [r.event for r in records if isinstance(r.event, StepDone)]
     slowed = [s.reports[0].compute_s for s in steps]
-    told = [s.reports[0].free_cpu for s in steps]
+    reported = [s.reports[0].free_cpu for s in steps]
     assert slowed[:6] == [1, 1, 1, 2, 1, 1]
-    assert told[:5] == [1 / s for s in slowed[1:6]]
+    assert reported[:5] == [1 / s for s in slowed[1:6]]
 
 
 def test_a_wrong_policy_leaves_no_journal(tmp_path: Path) -> None:
     with pytest.raises(EvenstepError, match="did you mean uniform"):
-        compare_policies(story({"fixed_s": 1}), [Choice("unifrom")], journal=tmp_path / "j")
+        compare_policies(make_scenario({"fixed_s": 1}), [Choice("unifrom")], journal=tmp_path / "j")
     with pytest.raises(EvenstepError, match="records one run, not 2"):
-        compare_policies(story({"fixed_s": 1}), [UNIFORM, Choice("static")], journal=tmp_path / "j")
+        compare_policies(
+            make_scenario({"fixed_s": 1}), [UNIFORM, Choice("static")], journal=tmp_path / "j"
+        )
     assert not (tmp_path / "j").exists()
 
 
 def test_a_wrong_policy_is_refused_before_any_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evenstep.simulate.run.run", lambda *_, **__: pytest.fail("it was run"))
     with pytest.raises(EvenstepError, match="did you mean uniform"):
-        compare_policies(story({"fixed_s": 1}), [UNIFORM, Choice("unifrom")])
+        compare_policies(make_scenario({"fixed_s": 1}), [UNIFORM, Choice("unifrom")])
 
 
-def test_settled_is_the_first_step_from_which_nearly_all_are_near() -> None:
+def test_settled_is_the_first_step_after_which_nearly_all_are_near_the_limit() -> None:
     def at(text: str) -> int | None:
         return settled(np.array([c == "+" for c in text]))
 

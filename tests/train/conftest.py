@@ -1,4 +1,4 @@
-"""What tests with ranks as threads of one process need."""
+"""Fixtures for tests whose ranks are threads of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real Gloo ranks as threads of one process, each with a session of its own."""
+"""Real Gloo ranks as threads of one process, each with its own session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def free_port() -> int:
 
 
 def control_of(session: Session) -> Group:
-    """The group of a rank."""
+    """The control group of a rank."""
     roster = session._roster
     assert isinstance(roster, FixedRoster)
     return roster.control

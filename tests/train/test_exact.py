@@ -1,4 +1,4 @@
-"""The reduced gradient is the union batch's, whatever the shares; each sample once an epoch."""
+"""For any shares, the reduced gradient is that of the global batch; each sample is used once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def data(num: int, dtype: torch.dtype = torch.float64) -> TensorDataset:
     return TensorDataset(x, (x.sum(1, keepdim=True) * 0.3).tanh(), torch.arange(num))
 
 
-# Made once: ranks are threads here and would race for torch's one random state.
-torch.manual_seed(3)  # rounding grows with the steps, by how much is a matter of the start
+# Built once: ranks are threads here and would race for torch's global random state.
+torch.manual_seed(3)  # fixed, since the accumulated rounding error depends on the initial values
 TEMPLATE = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
 
 
@@ -63,8 +63,8 @@ def train(
     [
         ([5, 2, 1], 64, 8),
         ([6, 1, 1], 61, 8),  # a short last batch
-        ([8, 0, 0], 64, 8),  # two workers with nothing
-        ([3, 0, 5], 33, 8),  # one left in the last batch
+        ([8, 0, 0], 64, 8),  # two workers without a share
+        ([3, 0, 5], 33, 8),  # one sample in the last batch
         ([1, 1, 1], 30, 3),
     ],
 )
@@ -110,7 +110,7 @@ def test_each_sample_is_used_once_an_epoch_while_shares_change() -> None:
 
 
 def assert_exact(body: Callable[[Session], list[torch.Tensor]], shares: list[int]) -> None:
-    """All ranks get what one process alone gets, in double precision."""
+    """Assert that all ranks get the result of a single process, in double precision."""
     [truth] = run_ranks(1, body, policy="uniform")
     for rank in run_ranks(len(shares), body, policy={"name": "fixed", "shares": shares}):
         for mine, theirs in zip(rank, truth, strict=True):
@@ -122,7 +122,7 @@ CONVOLVING = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linea
 
 
 def convolve(session: Session) -> list[torch.Tensor]:
-    """Every gradient of an epoch, of a model whose weights are stored channels last."""
+    """All gradients of an epoch of a model with channels-last weights."""
     net = copy.deepcopy(CONVOLVING)
     nn.utils.convert_conv2d_weight_memory_format(net, torch.channels_last)
     net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -136,15 +136,15 @@ def convolve(session: Session) -> list[torch.Tensor]:
             assert p.grad.stride() == p.stride()
             gradients.append(p.grad.clone())
         optimizer.step()
-    assert not net[0].weight.is_contiguous()  # or there was nothing to keep
+    assert not net[0].weight.is_contiguous()  # else strides prove nothing
     return gradients
 
 
-def test_gradients_of_channels_last_are_exact_and_lie_as_their_parameters_do() -> None:
+def test_channels_last_gradients_are_exact_and_keep_their_parameters_strides() -> None:
     assert_exact(convolve, [5, 2, 1])
 
 
-def test_half_precision_trains_and_plans_reach_all_ranks_beside_it() -> None:
+def test_half_precision_trains_and_plans_reach_all_ranks_exactly() -> None:
     def body(session: Session) -> tuple[list[tuple[int, ...]], list[torch.Tensor], list[float]]:
         net = model(torch.bfloat16)
         net, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -153,13 +153,13 @@ def test_half_precision_trains_and_plans_reach_all_ranks_beside_it() -> None:
         for epoch in session.epochs(1_000_000):
             for x, y, _ in loader:
                 optimizer.zero_grad()
-                time.sleep(len(x) * (0.00008 if session.rank == 2 else 0.00002))  # the work itself
+                time.sleep(len(x) * (0.00008 if session.rank == 2 else 0.00002))  # the compute
                 loss = mse(net(x), y)
                 loss.backward()
                 optimizer.step()
                 plans.append(session.shares_at(session.step))
                 losses.append(float(loss.detach()))
-            if epoch >= 2 and plans[-1][2] < plans[0][2]:  # a plan has come from the brain
+            if epoch >= 2 and plans[-1][2] < plans[0][2]:  # a new plan has arrived
                 break
         return plans, [p.detach().clone() for p in net.parameters()], losses
 
@@ -167,12 +167,12 @@ def test_half_precision_trains_and_plans_reach_all_ranks_beside_it() -> None:
     for other in others:
         assert other[0] == plans
         assert all(torch.equal(a, b) for a, b in zip(other[1], parameters, strict=True))
-    assert all(sum(plan) == 1200 for plan in plans)  # counts that bfloat16 itself cannot hold
+    assert all(sum(plan) == 1200 for plan in plans)  # counts that bfloat16 cannot represent
     assert sum(losses[-10:]) < sum(losses[:10]) / 2
 
 
 class Shared(nn.Module):
-    """One layer used twice, computed again in backward instead of remembered."""
+    """One layer used twice, with activation checkpointing."""
 
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Shared(nn.Module):
         self._reentrant = reentrant
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x.requires_grad_()  # reentrant checkpoints are skipped without
+        x.requires_grad_()  # else reentrant checkpointing is skipped
         for _ in range(2):
             x = checkpoint(self.shared, x, use_reentrant=self._reentrant)
         out: torch.Tensor = self.last(x)
@@ -200,32 +200,32 @@ def checkpointed(template: nn.Module) -> Callable[[Session], list[torch.Tensor]]
     return body
 
 
-def test_a_gradient_that_comes_twice_in_a_pass_is_refused_on_every_rank_with_the_way_out() -> None:
-    train, told = checkpointed(Shared(reentrant=True).double()), []
+def test_two_gradients_of_a_parameter_in_one_pass_are_refused_on_every_rank() -> None:
+    train, messages = checkpointed(Shared(reentrant=True).double()), []
 
     def body(session: Session) -> None:
         try:
             train(session)
         except EvenstepError as e:
-            told.append(str(e))
+            messages.append(str(e))
             raise
 
     with pytest.raises(EvenstepError):
         run_ranks(5, body, policy="uniform")
-    assert len(told) == 5
-    for each in told:
-        assert "got its gradient twice in one backward pass" in each
-        assert "use_reentrant=False" in each
+    assert len(messages) == 5
+    for message in messages:
+        assert "got its gradient twice in one backward pass" in message
+        assert "use_reentrant=False" in message
 
 
-def test_the_way_out_of_it_is_exact() -> None:
+def test_non_reentrant_activation_checkpointing_is_exact() -> None:
     assert_exact(checkpointed(Shared(reentrant=False).double()), [5, 2, 1])
 
 
 @pytest.mark.parametrize("shares", [[5, 2, 1], [8, 0, 0]], ids=str)
 @pytest.mark.parametrize("passes", [1, 2])
 def test_gradients_zeroed_in_place_accumulate_exactly(shares: list[int], passes: int) -> None:
-    """Over two batches, each in one pass or, with two losses, in two."""
+    """Over two batches, each with one backward pass or, with two losses, two."""
 
     def body(session: Session) -> list[torch.Tensor]:
         net = model()

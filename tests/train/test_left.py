@@ -1,4 +1,4 @@
-"""Loops over the loader that are left before its end: what was trained on counts, once."""
+"""Loops over the loader that end early: samples trained on count exactly once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numbered() -> TensorDataset:
 
 
 class Training:
-    """A model, and which samples it was trained on."""
+    """A model and the samples that it was trained on."""
 
     def __init__(self, session: Session, net: nn.Module | None = None, **options: Any) -> None:
         self.session, self.net = session, net or made()
@@ -68,7 +68,7 @@ def by_islice(training: Training) -> None:
         training.step(batch)
 
 
-def by_zip_that_takes_one_too_many(training: Training) -> None:
+def by_zip_that_fetches_one_too_many(training: Training) -> None:
     for batch, _ in zip(training.loader, range(2), strict=False):
         training.step(batch)
 
@@ -100,7 +100,7 @@ WAYS: list[Leave] = [
     by_break,
     by_break_before_the_step,
     by_islice,
-    by_zip_that_takes_one_too_many,
+    by_zip_that_fetches_one_too_many,
     by_next,
     by_an_iterator_that_is_kept,
     by_an_error,
@@ -112,7 +112,7 @@ WAYS: list[Leave] = [
     [*((way, 0) for way in WAYS), (by_break, 2)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_the_next_loop_goes_on_with_the_samples_that_come_next(leave: Leave, workers: int) -> None:
+def test_the_next_loop_continues_with_the_next_samples(leave: Leave, workers: int) -> None:
     def whole(session: Session) -> tuple[list[int], list[torch.Tensor]]:
         training = Training(session)
         for batch in training.loader:
@@ -122,7 +122,7 @@ def test_the_next_loop_goes_on_with_the_samples_that_come_next(leave: Leave, wor
     def body(session: Session) -> tuple[list[int], list[torch.Tensor]]:
         training = Training(session, num_workers=workers)
         leave(training)
-        assert session.samples in (2 * BATCH, BATCH)  # the last may be in hand still
+        assert session.samples in (2 * BATCH, BATCH)  # the last batch may still be open
         leave(training)
         for batch in training.loader:
             training.step(batch)
@@ -140,7 +140,7 @@ def test_the_next_loop_goes_on_with_the_samples_that_come_next(leave: Leave, wor
 
 
 @pytest.mark.parametrize("leave", [by_break, by_break_before_the_step, by_islice])
-def test_a_loop_that_was_left_counts_at_once(leave: Leave) -> None:
+def test_the_last_step_of_a_loop_left_early_counts_at_once(leave: Leave) -> None:
     def body(session: Session) -> list[tuple[int, int, int]]:
         training = Training(session)
         leave(training)
@@ -151,14 +151,14 @@ def test_a_loop_that_was_left_counts_at_once(leave: Leave) -> None:
     assert run_ranks(2, body) == [[(2, 2 * BATCH, 2 * BATCH)] * 2] * 2
 
 
-def test_a_new_number_of_epochs_begins_a_new_epoch() -> None:
+def test_each_turn_of_session_epochs_begins_a_new_epoch() -> None:
     def body(session: Session) -> list[torch.Tensor]:
         training = Training(session)
         for epoch in session.epochs(3):
             assert session.samples == epoch * NUM
             by_break(training)
             session.sum(1.0)
-            by_break(training)  # goes on
+            by_break(training)  # continues the epoch
             assert session.samples == epoch * NUM + 4 * BATCH
         assert (training.loader.epoch, training.loader.cursor, session.step) == (3, 0, 12)
         parts = [training.seen[i : i + 4] for i in range(0, len(training.seen), 4)]
@@ -168,19 +168,19 @@ def test_a_new_number_of_epochs_begins_a_new_epoch() -> None:
     assert_exact(body, [5, 2, 1])
 
 
-def test_the_last_step_of_a_session_counts_also_if_its_loop_is_never_closed() -> None:
+def test_the_last_step_counts_even_if_its_iterator_is_never_closed() -> None:
     KEPT.clear()
     with fixed_session(StaticRank()) as session:
         training = Training(session)
         by_an_iterator_that_is_kept(training)
-        assert session.step == 1  # the second batch is in hand: nobody has asked for another
+        assert session.step == 1  # the second batch is open until the next is requested
     assert (session.step, session.samples) == (2, 2 * BATCH)
     KEPT.clear()
     gc.collect()
     assert (session.step, session.samples) == (2, 2 * BATCH)
 
 
-def test_a_step_that_raised_is_not_taken_for_done_when_the_session_ends() -> None:
+def test_a_step_that_raised_is_not_counted_when_the_session_ends() -> None:
     def ends_by(error: BaseException) -> int:
         session = fixed_session(StaticRank())
         with suppress(type(error)), session:
@@ -195,7 +195,7 @@ def test_a_step_that_raised_is_not_taken_for_done_when_the_session_ends() -> Non
     assert ends_by(SystemExit(75)) == 1
 
 
-def test_an_iterator_that_was_left_for_another_is_refused() -> None:
+def test_an_iterator_superseded_by_a_newer_one_is_refused() -> None:
     def body(session: Session) -> None:
         training = Training(session)
         first = iter(training.loader)
@@ -207,7 +207,7 @@ def test_an_iterator_that_was_left_for_another_is_refused() -> None:
         run_ranks(1, body)
 
 
-def test_a_batch_may_be_looked_at_and_trained_on_before_any_loop() -> None:
+def test_a_batch_may_be_fetched_and_trained_on_before_any_loop() -> None:
     def body(session: Session) -> list[torch.Tensor]:
         training = Training(session)
         batch = next(iter(training.loader))
@@ -218,13 +218,13 @@ def test_a_batch_may_be_looked_at_and_trained_on_before_any_loop() -> None:
     assert_exact(body, [5, 2, 1])
 
 
-def test_statistics_are_one_in_an_evaluation_after_a_loop_that_was_left() -> None:
+def test_batch_norm_statistics_are_equal_in_an_evaluation_after_an_early_break() -> None:
     def body(session: Session) -> list[torch.Tensor]:
         training = Training(session, made(NORMED))
         by_break(training)
         for _ in session.evaluation(numbered(), batch_size=5):
             return [b.detach().clone() for b in training.net.buffers()]
-        raise AssertionError("no part")
+        raise AssertionError("no batch to evaluate")
 
     first, *others = run_ranks(3, body, policy={"name": "fixed", "shares": [3, 3, 2]})
     for other in others:

@@ -1,4 +1,4 @@
-"""What people write in a training loop, each on uneven workers against one process alone."""
+"""Common training loops on uneven workers give the result of a single process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def result(net: nn.Module) -> list[torch.Tensor]:
 
 def plain(session: Session, template: nn.Module = TEMPLATE) -> list[torch.Tensor]:
     net = made(template)
-    # Decay would pull on a parameter that has a gradient of zero where it should have none.
+    # Weight decay would change a parameter whose gradient is zero instead of None.
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     net, optimizer = session.prepare(net, optimizer)
     loader = session.loader(data(), batch=8)
@@ -145,7 +145,7 @@ def scaled(session: Session) -> list[torch.Tensor]:
 
 
 def weighted_by_tokens(session: Session) -> list[torch.Tensor]:
-    """A loss that is a mean over tokens, of which samples have different numbers."""
+    """The loss is a mean over tokens; samples have different numbers of tokens."""
     net = made()
     net, optimizer = session.prepare(net, sgd(net))
 
@@ -196,7 +196,7 @@ def test_sums_and_evaluation_cover_every_sample_once() -> None:
     assert answers[0][1] > answers[2][1]
 
 
-def test_an_evaluation_made_beforehand_follows_the_shares_of_the_time() -> None:
+def test_an_evaluation_follows_the_current_shares() -> None:
     def body(session: Session) -> list[int]:
         evaluation = session.evaluation(data(48), batch_size=5, shuffle=True)
         before = sum(len(y) for _, y in evaluation)
@@ -207,7 +207,7 @@ def test_an_evaluation_made_beforehand_follows_the_shares_of_the_time() -> None:
     assert answers == [[16, 30], [16, 12], [16, 6]]
 
 
-def test_parameters_begin_as_the_leader_s() -> None:
+def test_parameters_start_with_the_leaders_values() -> None:
     def body(session: Session) -> list[torch.Tensor]:
         net = made()
         with torch.no_grad():
@@ -229,7 +229,7 @@ def test_auto_moves_samples_away_from_a_slow_worker() -> None:
         for _ in session.epochs(MANY):
             for x, y in loader:
                 optimizer.zero_grad()
-                session_pause(session, len(x))
+                compute(session, len(x))
                 mse(net(x), y).backward()
                 optimizer.step()
                 history.append(session.shares_at(session.step))
@@ -242,11 +242,11 @@ def test_auto_moves_samples_away_from_a_slow_worker() -> None:
     assert sum(histories[0][-1]) == 96
 
 
-MANY = 1_000_000  # epochs: until something is so, or the test's time is up
+MANY = 1_000_000  # epochs; the loop breaks when its condition holds
 
 
-def session_pause(session: Session, samples: int) -> None:
-    """A device's own pace: rank 2 takes four times as long a sample. This is the work itself."""
+def compute(session: Session, samples: int) -> None:
+    """Simulated compute time: rank 2 takes four times as long per sample."""
     time.sleep(samples * (0.0008 if session.rank == 2 else 0.0002))
 
 
@@ -279,7 +279,7 @@ def test_synchronised_norms_end_where_one_process_ends(shares: list[int]) -> Non
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
 
 
-def test_local_norms_end_an_epoch_with_one_set_of_statistics() -> None:
+def test_local_norms_have_equal_statistics_after_an_epoch() -> None:
     def body(session: Session) -> list[torch.Tensor]:
         net = made(NORMED)
         net, optimizer = session.prepare(net, sgd(net))

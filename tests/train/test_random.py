@@ -1,4 +1,4 @@
-"""Chance on a card: put back with a void step, handed over, kept in checkpoints."""
+"""The GPU's random state: rolled back with a void step, handed over, kept in checkpoints."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from evenstep.train.step import Step
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 
 
-class Cards:
-    """The generators of two cards, as torch.cuda has them: 16 bytes each, on the host."""
+class FakeGpus:
+    """The random states of two GPUs as in torch.cuda: 16 bytes each, on the host."""
 
     def __init__(self) -> None:
         self.states = {n: torch.full((16,), n, dtype=torch.uint8) for n in (0, 1)}
@@ -41,34 +41,34 @@ class Cards:
 
 
 @pytest.fixture
-def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
-    made = Cards()
+def gpus(monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
+    made = FakeGpus()
     monkeypatch.setattr(torch.cuda, "get_rng_state", made.get)
     monkeypatch.setattr(torch.cuda, "set_rng_state", made.set)
     monkeypatch.setattr(torch.cuda, "synchronize", made.synchronised.append)
     return made
 
 
-def test_a_void_step_puts_the_generator_of_its_card_back(cards: Cards) -> None:
+def test_a_void_step_restores_the_random_state_of_its_gpu(gpus: FakeGpus) -> None:
     rollback = Rollback(Step(), torch.nn.Linear(1, 1), {}, TrainingState({}, {}, {}))
     rollback._device = CUDA
     rollback.begin_step()
-    cards.draw()
+    gpus.draw()
     rollback.restore()
-    assert cards.firsts == [1, 1]  # that of the other card is not ours
+    assert gpus.firsts == [1, 1]  # the other GPU is not ours
 
 
-def test_a_seed_of_zero_is_a_state_like_any(cards: Cards) -> None:
+def test_a_seed_of_zero_is_a_valid_state(gpus: FakeGpus) -> None:
     set_card_random(CUDA, torch.zeros(16, dtype=torch.uint8))
-    assert cards.firsts == [0, 0]
+    assert gpus.firsts == [0, 0]
 
 
-def test_workers_without_a_card_hand_over_a_state_that_looks_alike(cards: Cards) -> None:
+def test_workers_without_a_gpu_hand_over_a_placeholder_of_the_same_shape(gpus: FakeGpus) -> None:
     none, some = card_random(CPU), card_random(CUDA)
     assert (none.shape, none.dtype) == (some.shape, some.dtype)
     set_card_random(CUDA, none)
     set_card_random(CPU, some)
-    assert cards.firsts == [0, 1]
+    assert gpus.firsts == [0, 1]
 
 
 def worker(device: torch.device) -> Any:
@@ -78,36 +78,36 @@ def worker(device: torch.device) -> Any:
 
 
 @pytest.fixture
-def _own_chance() -> Any:
+def _restored_rng() -> Any:
     before = torch.get_rng_state()
     yield
     torch.set_rng_state(before)
 
 
-@pytest.mark.usefixtures("_own_chance")
-def test_a_joiner_draws_what_the_others_draw(cards: Cards) -> None:
-    cards.states[1][:] = 42
+@pytest.mark.usefixtures("_restored_rng")
+def test_a_joiner_draws_the_same_random_numbers_as_the_others(gpus: FakeGpus) -> None:
+    gpus.states[1][:] = 42
     plain = Job.plain_state(worker(CUDA))
-    cards.draw()
+    gpus.draw()
     Job.load_plain_state(worker(CUDA), plain)
-    assert cards.firsts == [1, 42]
+    assert gpus.firsts == [1, 42]
 
 
-@pytest.mark.usefixtures("_own_chance")
-def test_a_checkpoint_from_before_leaves_the_card_as_it_is(cards: Cards) -> None:
+@pytest.mark.usefixtures("_restored_rng")
+def test_a_checkpoint_without_a_gpu_state_leaves_the_gpu_unchanged(gpus: FakeGpus) -> None:
     plain = Job.plain_state(worker(CUDA))
     del plain["card_random"]
-    cards.draw()
+    gpus.draw()
     Job.load_plain_state(worker(CUDA), plain)
-    assert cards.firsts == [1, 2]
+    assert gpus.firsts == [1, 2]
 
 
-def test_a_checkpoint_waits_for_every_card_that_it_copies_from(cards: Cards) -> None:
+def test_a_checkpoint_waits_for_every_gpu_that_it_copies_from(gpus: FakeGpus) -> None:
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     checkpoint._synchronise([first, CPU, second, first])
-    assert sorted(map(str, cards.synchronised)) == ["cuda:0", "cuda:1"]
+    assert sorted(map(str, gpus.synchronised)) == ["cuda:0", "cuda:1"]
 
 
-def test_a_checkpoint_of_a_processor_waits_for_no_card(cards: Cards) -> None:
+def test_a_checkpoint_of_cpu_tensors_waits_for_no_gpu(gpus: FakeGpus) -> None:
     checkpoint._copy([torch.ones(2)], [])
-    assert cards.synchronised == []
+    assert gpus.synchronised == []

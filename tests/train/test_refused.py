@@ -1,4 +1,4 @@
-"""Bad input in a training script: refused at once, on every rank, with the way out."""
+"""Bad input in a training script is refused at once, on every rank, with a remedy."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Endless(IterableDataset[int]):
         (lambda s: [s.loader(DATA, batch=8) for _ in "ab"], "use session.evaluation"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_way_out(
+def test_an_invalid_call_is_refused_with_a_remedy(
     use: Callable[[Session], object], says: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -85,7 +85,7 @@ def test_what_cannot_be_is_refused_with_the_way_out(
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("options", "says"),
     [
         ({"cap": "a"}, "cap: expected a whole number, 1 or more, got 'a'"),
         ({"cap": 0}, "cap: must be 1 or more, got 0"),
@@ -94,9 +94,9 @@ def test_what_cannot_be_is_refused_with_the_way_out(
         ({"kind": 3}, "kind: expected a name, got 3"),
     ],
 )
-def test_joining_with_what_cannot_be_is_refused(told: dict[str, Any], says: str) -> None:
+def test_an_invalid_option_of_join_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        evenstep.join(**told)
+        evenstep.join(**options)
     assert str(caught.value) == says
 
 
@@ -128,7 +128,7 @@ def test_models_that_differ_are_named_by_parameter_and_shapes() -> None:
     assert "0.weight (9, 4) torch.float32 where rank 0 has 0.weight (8, 4)" in told
 
 
-def test_ranks_that_disagree_on_the_batch_are_told_so() -> None:
+def test_ranks_that_disagree_on_the_batch_are_refused() -> None:
     def body(session: Session) -> None:
         session.loader(DATA, batch=8 + session.rank)
 
@@ -136,7 +136,7 @@ def test_ranks_that_disagree_on_the_batch_are_told_so() -> None:
         run_ranks(2, body)
 
 
-def test_ranks_that_disagree_on_the_order_are_told_so() -> None:
+def test_ranks_that_disagree_on_the_order_are_refused() -> None:
     def body(session: Session) -> None:
         session.loader(DATA, batch=8, shuffle=session.rank == 0)
 
@@ -144,7 +144,7 @@ def test_ranks_that_disagree_on_the_order_are_told_so() -> None:
         run_ranks(2, body)
 
 
-def test_ranks_with_seeds_of_their_own_are_told_so() -> None:
+def test_ranks_with_different_seeds_are_refused() -> None:
     def body(session: Session) -> None:
         session._job.options = Options(seed=session.rank)
         session.loader(DATA, batch=8)
@@ -154,7 +154,7 @@ def test_ranks_with_seeds_of_their_own_are_told_so() -> None:
 
 
 def scale(session: Session, scaler: torch.amp.GradScaler, how: str) -> float:
-    """Two steps with a scaler that is given to `prepare`, registered late, or not at all."""
+    """Take two steps with a scaler that is passed to `prepare`, registered late, or neither."""
     net = copy.deepcopy(TEMPLATE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     session.prepare(net, optimizer, *([scaler] if how == "prepare" else []))
@@ -184,9 +184,7 @@ def test_a_scaler_that_is_disabled_on_one_rank_is_refused_before_the_first_step(
 
 
 @pytest.mark.parametrize("how", HOW[1:])
-def test_a_scaler_that_is_disabled_on_one_rank_ends_the_run_wherever_it_comes_from(
-    how: str,
-) -> None:
+def test_an_unprepared_scaler_that_is_disabled_on_one_rank_ends_the_run(how: str) -> None:
     def body(session: Session) -> None:
         scale(session, torch.amp.GradScaler("cpu", enabled=session.rank == 1), how)
 
@@ -206,8 +204,8 @@ def test_scales_that_differ_between_ranks_end_the_run(how: str) -> None:
 
 
 @pytest.mark.parametrize("lost_on", [0, 1, 2])
-def test_scales_stay_alike_when_gradients_overflow_on_one_rank(lost_on: int) -> None:
-    """Also on one whose share is zero: what overflows there counts nothing."""
+def test_scales_stay_equal_when_gradients_overflow_on_one_rank(lost_on: int) -> None:
+    """Also on a rank with a share of zero, whose gradients do not count."""
 
     def body(session: Session) -> list[float]:
         net, optimizer = net_and_sgd(session)
@@ -261,7 +259,7 @@ def never_step(session: Session, net: nn.Module) -> None:
             nn.functional.mse_loss(net(x), y).backward()
 
 
-def test_a_script_that_never_steps_its_optimizer_is_told_so(
+def test_a_script_that_never_steps_its_optimizer_gets_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "evenstep"):
@@ -270,7 +268,7 @@ def test_a_script_that_never_steps_its_optimizer_is_told_so(
     assert "call optimizer.step()" in said
 
 
-def test_a_script_that_keeps_its_optimizer_to_itself_is_refused() -> None:
+def test_an_optimizer_that_was_not_prepared_is_refused() -> None:
     with pytest.raises(EvenstepError, match="given no optimizer, and 200 batches have passed"):
         run_ranks(1, lambda session: never_step(session, session.prepare(nn.Linear(4, 1))))
 
@@ -316,7 +314,7 @@ def test_the_largest_share_is_found_by_doubling(room: int, limit: int, start: in
     assert len(tried) <= 20
 
 
-def test_where_nothing_fits_it_says_so() -> None:
+def test_if_no_batch_size_fits_the_error_says_so() -> None:
     def step(samples: int) -> None:
         raise MemoryError
 
@@ -339,12 +337,12 @@ def test_a_half_set_environment_is_refused(environment: dict[str, str], says: st
     assert says in str(caught.value)
 
 
-def test_no_environment_is_alone() -> None:
+def test_without_an_environment_a_script_runs_alone() -> None:
     assert read_environment({}) == StaticRank()
 
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
-def test_a_weight_that_no_batch_can_have_is_refused(weight: float) -> None:
+def test_an_invalid_batch_weight_is_refused(weight: float) -> None:
     def body(session: Session) -> None:
         net_and_sgd(session)
         next(iter(session.loader(DATA, batch=8, weight=lambda batch: weight)))

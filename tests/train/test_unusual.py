@@ -1,4 +1,4 @@
-"""Parameters, gradients and passes that are not of the plainest kind: exact, or refused by name."""
+"""Unusual parameters, gradients and backward passes are exact, or refused by name."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from tests.train.test_loop import data, made, mse, result, sgd
 Use = Callable[[Session], object]
 
 
-def told(world: int, use: Use) -> str:
-    """The error that all ranks end with."""
-    said: list[str] = []
+def error_of(world: int, use: Use) -> str:
+    """The most detailed message of the error that all ranks raise."""
+    messages: list[str] = []
 
     def body(session: Session) -> None:
         try:
             use(session)
         except EvenstepError as e:
-            said.append(str(e))
+            messages.append(str(e))
             raise
 
     with pytest.raises(EvenstepError):
         run_ranks(world, body, policy="uniform")
-    return max(said, key=len)
+    return max(messages, key=len)
 
 
 def steps(
     session: Session, net: nn.Module, optimizer: torch.optim.Optimizer, *, before: Use | None = None
 ) -> None:
-    """An epoch; `before` is called before each step."""
+    """Train an epoch; `before` is called before each step."""
     for x, y in session.loader(data(), batch=8):
         if before is not None:
             before(session)
@@ -93,15 +93,15 @@ def weighted_loss(session: Session) -> None:
         (weighted_loss, "(shape (3, 1))", "torch.nn.ModuleList([model, ...])"),
     ],
 )
-def test_a_gradient_that_is_not_reduced_is_never_stepped_by(
+def test_an_optimizer_never_steps_by_a_gradient_that_was_not_reduced(
     world: int, use: Use, who: str, way_out: str
 ) -> None:
-    said = told(world, use)
-    assert who in said
-    assert way_out in said
+    message = error_of(world, use)
+    assert who in message
+    assert way_out in message
 
 
-def test_what_is_frozen_after_prepare_and_unfrozen_later_is_exact() -> None:
+def test_parameters_frozen_after_prepare_and_unfrozen_later_are_exact() -> None:
     def body(session: Session) -> list[torch.Tensor]:
         net = made()
         assert isinstance(net, nn.Sequential)
@@ -119,7 +119,7 @@ def test_what_is_frozen_after_prepare_and_unfrozen_later_is_exact() -> None:
     assert_exact(body, [5, 2, 1])
 
 
-def test_parameters_of_another_optimizer_that_have_no_gradient_are_nobodys_business() -> None:
+def test_parameters_outside_the_model_without_a_gradient_are_ignored() -> None:
     def body(session: Session) -> None:
         net, other = made(), nn.Parameter(torch.ones(3))
         optimizer = torch.optim.SGD([*net.parameters(), other], lr=0.1)
@@ -128,7 +128,7 @@ def test_parameters_of_another_optimizer_that_have_no_gradient_are_nobodys_busin
     run_ranks(2, body)
 
 
-# Kinds of numbers.
+# Dtypes.
 
 
 class Waves(nn.Module):
@@ -159,7 +159,7 @@ def waves(session: Session) -> list[torch.Tensor]:
 
 
 def only_complex(session: Session) -> list[torch.Tensor]:
-    """The pulse goes behind complex gradients too."""
+    """The control values travel with complex gradients, too."""
     net = made(TURNED)
     net, optimizer = session.prepare(net, sgd(net))
     for x, y in session.loader(data(), batch=8):
@@ -177,7 +177,7 @@ def test_complex_parameters_end_where_one_process_ends(
     assert_exact(loop, shares)
 
 
-def test_norms_of_complex_gradients_are_known() -> None:
+def test_norms_of_complex_gradients_are_exact() -> None:
     def body(session: Session) -> tuple[float, float]:
         net = made(TURNED)
         net, _ = session.prepare(net, sgd(net))
@@ -188,11 +188,11 @@ def test_norms_of_complex_gradients_are_known() -> None:
             )
         raise AssertionError("no step")
 
-    for told_norm, norm in run_ranks(2, body, batch={"lr_rule": "adascale"}):
-        assert told_norm == pytest.approx(norm)
+    for reported, norm in run_ranks(2, body, batch={"lr_rule": "adascale"}):
+        assert reported == pytest.approx(norm)
 
 
-def test_parameters_and_buffers_of_any_kind_begin_as_the_leader_s() -> None:
+def test_parameters_and_buffers_of_any_dtype_start_with_the_leaders_values() -> None:
     kinds = [torch.int16, torch.bool, torch.complex64, torch.bfloat16, torch.uint8, torch.int64]
 
     def body(session: Session) -> list[torch.Tensor]:
@@ -242,13 +242,11 @@ def second_order(session: Session) -> None:
     ("use", "way_out"),
     [(sparse, "shape (10, 4) got a sparse gradient"), (second_order, "without create_graph=True")],
 )
-def test_gradients_that_cannot_be_reduced_are_refused_by_any_number_of_workers(
-    world: int, use: Use, way_out: str
-) -> None:
-    assert way_out in told(world, use)
+def test_gradients_that_cannot_be_reduced_are_refused(world: int, use: Use, way_out: str) -> None:
+    assert way_out in error_of(world, use)
 
 
-def test_a_penalty_on_gradients_is_exact_by_autograd_grad() -> None:
+def test_a_gradient_penalty_by_autograd_grad_is_exact() -> None:
     def body(session: Session) -> list[torch.Tensor]:
         net = made()
         net, optimizer = session.prepare(net, sgd(net))
@@ -267,7 +265,7 @@ def test_a_penalty_on_gradients_is_exact_by_autograd_grad() -> None:
 # Accumulating over many batches.
 
 
-def many(session: Session, num: int, every: int) -> list[torch.Tensor]:
+def accumulate(session: Session, num: int, every: int) -> list[torch.Tensor]:
     net = made()
     net, optimizer = session.prepare(net, sgd(net))
     for i, (x, y) in enumerate(session.loader(data(3 * num), batch=3)):
@@ -278,18 +276,20 @@ def many(session: Session, num: int, every: int) -> list[torch.Tensor]:
     return result(net)
 
 
-def test_gradients_of_more_batches_than_usual_accumulate_exactly_and_it_is_said_once(
+def test_accumulating_over_unusually_many_batches_is_exact_and_warns_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     every = FORGOTTEN + 6
     with caplog.at_level(logging.WARNING, "evenstep"):
-        assert_exact(lambda session: many(session, 2 * every, every), [2, 1])
-    said = [m for m in caplog.messages if "has taken a step" in m]
-    assert len(said) == 2  # by one worker alone, and by the leader of two
-    assert f"in {FORGOTTEN} batches" in said[0]
+        assert_exact(lambda session: accumulate(session, 2 * every, every), [2, 1])
+    warnings = [m for m in caplog.messages if "has taken a step" in m]
+    assert len(warnings) == 2  # from the reference run and from the leader of two
+    assert f"in {FORGOTTEN} batches" in warnings[0]
 
 
-def test_several_passes_make_a_batch_no_more_than_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_several_backward_passes_of_a_batch_count_as_one_batch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def body(session: Session) -> None:
         net = made()
         net, optimizer = session.prepare(net, sgd(net))
@@ -307,7 +307,7 @@ def test_several_passes_make_a_batch_no_more_than_one(caplog: pytest.LogCaptureF
 
 
 class Fails(nn.Module):
-    """Lets everything through, and fails on the way back as often as it is told to."""
+    """An identity whose next `left` backward passes fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,10 +325,10 @@ class Fails(nn.Module):
 
 
 def retrying(session: Session) -> list[torch.Tensor]:
-    """Whoever runs out of memory tries the same batch again."""
+    """After an out-of-memory error, retry the same batch."""
     early, late = copy.deepcopy(made()).children(), Fails()
     first, tanh, last = early
-    net = nn.Sequential(first, late, tanh, last)  # the last layer's gradients are there by then
+    net = nn.Sequential(first, late, tanh, last)  # fails after the last layer's gradients
     net, optimizer = session.prepare(net, sgd(net))
     for step, (x, y) in enumerate(session.loader(data(), batch=8)):
         late.left = 2 if step in (0, 3) and session.rank == 0 else 0
@@ -343,7 +343,7 @@ def retrying(session: Session) -> list[torch.Tensor]:
     return result(net)
 
 
-def test_a_pass_that_failed_can_be_tried_again_and_is_exact() -> None:
+def test_retrying_a_failed_backward_pass_is_exact() -> None:
     assert_exact(retrying, [5, 2, 1])
 
 
@@ -353,15 +353,15 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reducing, "BUCKET_BYTES", 64)
 
 
-def test_a_pass_that_failed_after_part_of_it_was_sent_is_an_error(small_buckets: None) -> None:
-    assert "failed after part of its gradients was sent" in told(2, retrying)
+def test_retrying_after_a_bucket_was_sent_is_an_error(small_buckets: None) -> None:
+    assert "failed after part of its gradients was sent" in error_of(2, retrying)
 
 
-# Several devices in one process: autograd runs a thread for each, and hooks at the same time.
+# Several devices in one process: autograd has a thread per device, so hooks run concurrently.
 
 
 class Slow(torch.Tensor):
-    """A gradient whose copy into a bucket takes until `meanwhile` is through."""
+    """A gradient whose copy into a bucket blocks until `meanwhile` returns."""
 
     meanwhile: Callable[[], None]
 
@@ -373,7 +373,7 @@ class Slow(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
 
-def test_a_bucket_is_sent_when_the_gradients_of_all_devices_are_in_it() -> None:
+def test_a_bucket_is_sent_once_it_has_the_gradients_of_all_devices() -> None:
     def body(session: Session) -> tuple[bool, list[torch.Tensor]]:
         slow, fast = params = [nn.Parameter(torch.zeros(4)) for _ in range(2)]
         lost: list[GroupGoneError] = []
@@ -405,7 +405,7 @@ def test_a_bucket_is_sent_when_the_gradients_of_all_devices_are_in_it() -> None:
             reducer._on_grad(slow)
 
         x = torch.ones(1, requires_grad=True)
-        x.register_hook(on_pass)  # within a backward pass, as the hooks of parameters are
+        x.register_hook(on_pass)  # runs within a backward pass, like parameters' hooks
         x.sum().backward()
         reducer.close()
         return sent_early == [True], [p.grad.clone() for p in params if p.grad is not None]

@@ -1,4 +1,4 @@
-"""Checkpoints of a worker whose lease ends in the midst of things: committed steps, or none."""
+"""Checkpoints of a worker whose lease expires mid-step: a committed step, or none."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from evenstep.train.roster.generations import LeaseOverError
 from evenstep.train.session import Session
 from tests.coordinate.hosted import Hosted, hosted
 
-STEPS = 3  # of a batch of 4, before things happen
+STEPS = 3  # committed before the fault
 DATA = torch.utils.data.TensorDataset(torch.randn(64, 2, generator=torch.manual_seed(0)))
 
 
 class Training:
-    """A worker alone in its run, which saves checkpoints."""
+    """The only worker of a run; it saves checkpoints."""
 
     def __init__(self, session: Session, num_optimizers: int = 1) -> None:
         assert isinstance(session._roster, ElasticRoster)
@@ -54,13 +54,13 @@ class Training:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def lose_peer(self) -> None:
-        """As when the group is lost within this step."""
+        """Void this step, as if a peer was lost."""
         self.roster.lost(WorkerLostError("a peer is gone"))
 
     def end_lease(self) -> None:
-        """As when nothing was heard of the coordinator for the length of a lease."""
+        """Expire the lease, as if the coordinator was unreachable."""
         control = self.roster._tracker.control
-        control.welcome = replace(control.welcome, lease_s=-1e9)  # one that is on its way is, too
+        control.welcome = replace(control.welcome, lease_s=-1e9)  # renewals in flight expire, too
         control._leased_s = 0.0
 
 
@@ -68,13 +68,13 @@ Body = Callable[[Training, torch.Tensor], None]
 
 
 def train(run: Hosted, body: Body, num_optimizers: int = 1) -> dict[str, torch.Tensor]:
-    """Some steps, then `body` with the next batch; the state after the last committed step."""
+    """Take `STEPS` steps, then call `body` with a batch; returns the last committed state."""
     where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
     committed: dict[str, torch.Tensor] = {}
     with suppress(LeaseOverError), elastic_session(where) as session:
         training = Training(session, num_optimizers)
         for (x,) in training.loader:
-            assert not committed, "the lease is over"
+            assert not committed, "the loop went on after the lease expired"
             if session.step < STEPS:
                 training.step(x)
                 continue
@@ -89,7 +89,7 @@ def saved(folder: Path) -> list[dict[str, Any]]:
 
 
 def void_in_the_forward_pass(training: Training, x: torch.Tensor) -> None:
-    """The group is lost in a layer's all-reduce; the pass runs on and updates later layers."""
+    """The group is lost in a layer's all-reduce; the rest of the pass updates later layers."""
     training.lose_peer()
     training.step(x)
 
@@ -102,7 +102,7 @@ def void_in_the_backward_pass(training: Training, x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("body", [void_in_the_forward_pass, void_in_the_backward_pass])
 def test_a_void_step_leaves_no_trace_in_the_last_checkpoint(tmp_path: Path, body: Body) -> None:
-    """The loop has run to the void step's end when the lease turns out to be over."""
+    """The lease expires after the void step has run to its end."""
     with hosted(tmp_path / "run") as run:
         committed = train(run, body)
     (tree,) = saved(tmp_path / "run")
@@ -112,7 +112,7 @@ def test_a_void_step_leaves_no_trace_in_the_last_checkpoint(tmp_path: Path, body
         assert torch.equal(tensor, committed[name]), name
 
 
-def test_an_object_registered_in_the_loop_is_undone_too(tmp_path: Path) -> None:
+def test_an_object_registered_in_the_loop_is_rolled_back_too(tmp_path: Path) -> None:
     def body(training: Training, x: torch.Tensor) -> None:
         late = torch.optim.swa_utils.AveragedModel(training.model)
         training.session.register("late", late)
@@ -126,15 +126,15 @@ def test_an_object_registered_in_the_loop_is_undone_too(tmp_path: Path) -> None:
     assert tree["things"]["late"]["n_averaged"] == 0
 
 
-def in_hand(training: Training, x: torch.Tensor) -> None:
+def open_step(training: Training, x: torch.Tensor) -> None:
     training.model(x)
     training.end_lease()
     training.roster._tracker.check_membership()
 
 
-def test_a_step_that_is_not_reduced_is_undone_for_the_last_checkpoint(tmp_path: Path) -> None:
+def test_an_open_step_is_rolled_back_for_the_last_checkpoint(tmp_path: Path) -> None:
     with hosted(tmp_path / "run") as run:
-        committed = train(run, in_hand)
+        committed = train(run, open_step)
     (tree,) = saved(tmp_path / "run")
     assert tree["plain"]["step"] == STEPS
     for name, tensor in tree["models"]["model"].items():
@@ -148,7 +148,7 @@ def reduced(training: Training, x: torch.Tensor) -> None:
 
 
 def stepped_before_another_backward_pass(training: Training, x: torch.Tensor) -> None:
-    """For the first time: nobody expected it, so nothing was kept to undo it with."""
+    """The first such step: no rollback state was saved for it."""
     training.step(x)
     training.roster._rollback.alternation.backward()
     training.end_lease()
@@ -156,14 +156,14 @@ def stepped_before_another_backward_pass(training: Training, x: torch.Tensor) ->
 
 
 @pytest.mark.parametrize("body", [reduced, stepped_before_another_backward_pass])
-def test_what_cannot_be_undone_is_not_saved(tmp_path: Path, body: Body) -> None:
+def test_a_step_that_cannot_be_rolled_back_is_not_saved(tmp_path: Path, body: Body) -> None:
     with hosted(tmp_path / "run") as run:
         train(run, body)
     assert saved(tmp_path / "run") == []
 
 
-def test_a_batch_that_is_undone_takes_its_part_in_accumulating_along(tmp_path: Path) -> None:
-    """Gradients of earlier batches are no state to resume from, whatever came after them."""
+def test_no_checkpoint_is_saved_while_accumulating(tmp_path: Path) -> None:
+    """Checkpoints have no gradients, so a run cannot resume between accumulated batches."""
 
     def body(training: Training, x: torch.Tensor) -> None:
         rollback = training.roster._rollback
@@ -178,10 +178,10 @@ def test_a_batch_that_is_undone_takes_its_part_in_accumulating_along(tmp_path: P
     assert saved(tmp_path / "run") == []
 
 
-def test_the_last_checkpoint_is_of_the_last_step_whatever_the_script_does_then(
+def test_what_a_script_does_after_training_does_not_reach_the_last_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """As one that loads its best weights for a test, or closes the session itself."""
+    """For instance, it loads its best weights for a test, or closes the session itself."""
     with hosted(tmp_path / "run") as run:
         where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
         with elastic_session(where) as session:
@@ -199,8 +199,8 @@ def test_the_last_checkpoint_is_of_the_last_step_whatever_the_script_does_then(
         assert torch.equal(tensor, trained[name]), name
 
 
-class Unkept:
-    """An object with a state that no checkpoint can keep."""
+class Unsupported:
+    """An object whose state cannot be saved."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"file": object()}
@@ -218,7 +218,7 @@ def test_a_last_checkpoint_that_fails_does_not_fail_the_run(
             training = Training(session)
             training.roster.enter()
             state = training.roster._state
-            state.stateful = {**state.stateful, "file": Unkept()}
+            state.stateful = {**state.stateful, "file": Unsupported()}
             for _ in session.epochs(1):
                 for (x,) in training.loader:
                     training.step(x)

@@ -1,4 +1,4 @@
-"""A learning rate whose factor is found out while training goes to it in even steps."""
+"""Warm-up to a learning-rate factor that is estimated during training."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.train.test_loop import made, mse, sgd
 WARMUP, MOST_STEPS = 1000, 4000
 
 
-def test_adascale_s_first_factor_is_warmed_up_to() -> None:
-    chance = torch.Generator().manual_seed(1)
-    noise = torch.randn(4800, 7, generator=chance, dtype=torch.float64)
-    labelled = TensorDataset(noise[:, :6], noise[:, 6:])  # labels that say nothing: all is noise
+def test_the_first_adascale_factor_is_reached_by_warm_up() -> None:
+    rng = torch.Generator().manual_seed(1)
+    noise = torch.randn(4800, 7, generator=rng, dtype=torch.float64)
+    labelled = TensorDataset(noise[:, :6], noise[:, 6:])  # random labels: gradients are all noise
 
     def body(session: Session) -> list[float]:
         net = made()
@@ -32,11 +32,11 @@ def test_adascale_s_first_factor_is_warmed_up_to() -> None:
                 factors.append(session._job.lr_scale.at(session.step))
                 if len(factors) > 5 and factors[-5] != 1.0:
                     return factors
-        raise AssertionError(f"no other factor in {session.step} steps")
+        raise AssertionError(f"the factor did not change in {session.step} steps")
 
     batch = {"lr_rule": "adascale", "lr_warmup_steps": WARMUP}
     first, *others = run_ranks(3, body, policy="uniform", batch=batch)
     changes = [after - before for before, after in pairwise(first)]
-    # To x 3 at the most, of a batch three times the base; some more where it is aimed at anew.
+    # The batch is three times the base, so the factor is at most 3; a new target adds a little.
     assert 0 < max(changes) <= 2 * 2 / (WARMUP - 10)
     assert all(other == first for other in others)

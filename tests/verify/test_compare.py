@@ -143,7 +143,7 @@ def test_a_gradient_on_one_side_only_is_an_error_of_one() -> None:
     assert gradient_gap({"one": one}, {"one": one, "two": one}).parameter == "two"
 
 
-def test_no_gradient_equals_itself_and_nan_does_not() -> None:
+def test_missing_and_zero_gradients_agree_with_themselves_and_nan_does_not() -> None:
     zero = np.zeros(2)
     assert gradient_gap({}, {}).error == gradient_gap({"one": zero}, {"one": zero}).error == 0.0
     broken = gradient_gap({"one": zero, "two": zero + nan}, {"one": zero + 1, "two": zero})

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from evenstep.coordinate.addresses import EVERYWHERE, is_here, outward_address
-from evenstep.coordinate.ask import ask_from
+from evenstep.coordinate.client import ask_from
 from evenstep.coordinate.run_folder import TLS_CA, read_addresses
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import CoordinatorAddress, find_token, host_and_port, read_token

@@ -11,26 +11,28 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import click
+from msgspec.structs import replace
 
 from evenstep.cli.endpoint import advertised_address
 from evenstep.cli.signals import StopRequests
 from evenstep.coordinate.addresses import EVERYWHERE
 from evenstep.coordinate.events import (
+    MAX_WORKERS,
     Adopted,
     Dying,
+    Ending,
     EvictAsked,
     Exited,
     KillAsked,
     StartAsked,
     StopAsked,
+    Terms,
 )
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.coordinate.service import Service
-from evenstep.coordinate.terms import MAX_WORKERS, Ending, Terms
 from evenstep.errors import ConfigError
 from evenstep.launch.local import LocalLauncher, worker_environment
 from evenstep.types import WorkerId, listed
@@ -147,14 +149,14 @@ class LocalRun:
             [sys.executable, *self._command],
             env=env,
             logs=self._folder.logs,
-            name=service.processes.name,
+            name=lambda: service.coordinator.launching,
             on_dying=lambda worker, number: service.handle(Dying(worker=worker, signal=number)),
             on_end=lambda worker, code, output: service.handle(
                 Exited(worker=worker, code=code, output=output)
             ),
             out=sys.stdout,
         )
-        service.processes.launcher = launcher
+        service.coordinator.launcher = launcher
         return launcher
 
     def on_signal(self, number: int) -> None:

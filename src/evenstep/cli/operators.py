@@ -11,7 +11,7 @@ import click
 
 from evenstep.cli.endpoint import find_coordinator, token_option
 from evenstep.cli.table import table
-from evenstep.coordinate.ask import ask
+from evenstep.coordinate.client import ask
 from evenstep.messages import Ask
 
 STATUS_HEAD = ("worker", "rank", "share", "compute", "wait", "state")

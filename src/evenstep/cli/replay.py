@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,16 @@ import msgspec
 
 from evenstep.config import Settings
 from evenstep.coordinate.events import AnyEffect, Heard, Reply, Send
-from evenstep.coordinate.record import MembershipRecord, read_record, story
-from evenstep.coordinate.replay import DivergedError, RecordedBrain, replay_membership
+from evenstep.coordinate.record import (
+    DivergedError,
+    MembershipRecord,
+    RecordedBrain,
+    read_record,
+    replay_membership,
+    story,
+)
 from evenstep.coordinate.run_folder import JOURNAL, MEMBERSHIP
-from evenstep.journal import Record, Records, read
+from evenstep.journal import Records, read
 from evenstep.messages import Generation
 from evenstep.simulate.replay import replay
 from evenstep.strict import build, override
@@ -60,7 +67,10 @@ def replay_command(
             continue
         different += 1
         if different <= SHOWN:
-            click.echo(_difference(num, record, actions))
+            what = type(record.event).__name__
+            what += f" {record.event.step}" if isinstance(record.event, StepDone) else ""
+            click.echo(f"record {num}, at {record.at_s:.3f} s, {what}:")
+            _show(map(_short, record.actions), map(_short, actions), "nothing")
         if not sets:
             ctx.exit(1)
         if not first_plan and _plans(actions) != _plans(record.actions):
@@ -89,7 +99,11 @@ def _replay_membership(path: Path, settings: Settings, journal: Records) -> bool
         ):
             num += 1
             if effects != record.effects:
-                click.echo(_other_effects(num, record, effects))
+                same = [a == b for a, b in zip(record.effects, effects, strict=False)]
+                first = [*same, False].index(False)
+                before, now = record.effects[first:], effects[first:]
+                click.echo(f"membership record {num}, at {record.at_s:.3f} s, {_input(record)}:")
+                _show(map(_short_effect, before), map(_short_effect, now), "nothing more")
                 return False
             sent = [e.message for e in effects if isinstance(e, Send)]
             numbers |= {m.number for m in sent if isinstance(m, Generation)}
@@ -103,15 +117,9 @@ def _replay_membership(path: Path, settings: Settings, journal: Records) -> bool
     return True
 
 
-def _other_effects(num: int, record: MembershipRecord, effects: tuple[AnyEffect, ...]) -> str:
-    same = [a == b for a, b in zip(record.effects, effects, strict=False)]
-    first = [*same, False].index(False)
-    before, now = record.effects[first:], effects[first:]
-    return (
-        f"membership record {num}, at {record.at_s:.3f} s, {_input(record)}:\n"
-        f"  recorded  {'; '.join(map(_short_effect, before)) or 'nothing more'}\n"
-        f"  now       {'; '.join(map(_short_effect, now)) or 'nothing more'}"
-    )
+def _show(recorded: Iterable[str], now: Iterable[str], nothing: str) -> None:
+    click.echo(f"  recorded  {'; '.join(recorded) or nothing}")
+    click.echo(f"  now       {'; '.join(now) or nothing}")
 
 
 def _input(record: MembershipRecord) -> str:
@@ -153,21 +161,6 @@ def _plain(settings: Settings) -> dict[str, Any]:
 
 def _plans(actions: tuple[AnyAction, ...]) -> list[dict[str, int]]:
     return [a.shares for a in actions if isinstance(a, Plan)]
-
-
-def _difference(num: int, record: Record, actions: tuple[AnyAction, ...]) -> str:
-    event = record.event
-    what = type(event).__name__
-    what += f" {event.step}" if isinstance(event, StepDone) else ""
-    return (
-        f"record {num}, at {record.at_s:.3f} s, {what}:\n"
-        f"  recorded  {_list(record.actions)}\n"
-        f"  now       {_list(actions)}"
-    )
-
-
-def _list(actions: tuple[AnyAction, ...]) -> str:
-    return "; ".join(map(_short, actions)) or "nothing"
 
 
 def _short(action: AnyAction) -> str:

@@ -16,8 +16,8 @@ import msgspec
 
 from evenstep.cli.local_run import LocalRun
 from evenstep.config import Settings
+from evenstep.coordinate.events import MAX_WORKERS, Terms
 from evenstep.coordinate.run_folder import RunFolder
-from evenstep.coordinate.terms import MAX_WORKERS, Terms
 from evenstep.engine import assemble
 from evenstep.errors import ConfigError
 from evenstep.journal import read

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
-from msgspec.structs import replace as altered
-
+from evenstep.coordinate import state as st
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.events import StartProcesses
-from evenstep.coordinate.state import Changing, ProcessInfo, RunMember, Suspended, WorkerState
+from evenstep.coordinate.events import Ending, EndRun, SaveStores, StartProcesses
+from evenstep.coordinate.state import WorkerState
 from evenstep.messages import Generation, Goodbye, NewPlan, Paused
-from evenstep.types import Plan, Regroup, WorkerId
+from evenstep.types import Left, Plan, Regroup, WorkerId
 
 
 def make_generation(d: Draft, regroup: Regroup, plan: Plan, *, planned: bool) -> Generation:
@@ -41,7 +40,7 @@ def announce(d: Draft, generation: Generation) -> None:
     if d.terms.run and not generation.saves:
         d.log(f"no worker sees {d.terms.run}: nobody writes checkpoints", "warning")
     running = d.running if generation.planned else None
-    d.phase = Changing(running=running, coming=generation)
+    d.phase = st.Changing(running=running, coming=generation)
     concerned = [m for m in d.members.values() if m.trains or m.state is WorkerState.LEFT]
     if not generation.planned:
         for member in concerned:
@@ -50,15 +49,15 @@ def announce(d: Draft, generation: Generation) -> None:
     # as it knows, and then obeys only a generation that holds at once.
     joins = {m.id: running is not None and not m.begun for m in concerned}
     d.send(generation, *(w for w, joining in joins.items() if not joining))
-    d.send(altered(generation, planned=False), *(w for w, joining in joins.items() if joining))
+    d.send(replace(generation, planned=False), *(w for w, joining in joins.items() if joining))
 
 
 def force(d: Draft) -> None:
     """A leaver is gone already: the announced change cannot wait for a step's end any more."""
-    if isinstance(d.phase, Changing):
+    if isinstance(d.phase, st.Changing):
         d.phase = replace(d.phase, leaver_gone_s=None)
         if d.phase.coming.planned:
-            announce(d, altered(d.phase.coming, planned=False))
+            announce(d, replace(d.phase.coming, planned=False))
 
 
 def send_plan(d: Draft, running: Generation, plan: Plan) -> None:
@@ -74,7 +73,7 @@ def pause(d: Draft, reason: str) -> None:
     """The workers wait, state in hand, and spares are called back."""
     assert d.cluster is not None
     d.log(f"paused: {reason}", "warning")
-    d.phase = Suspended(reason)
+    d.phase = st.Suspended(reason)
     training = d.training()
     for member in training:
         d.free(member.id)
@@ -86,7 +85,7 @@ def pause(d: Draft, reason: str) -> None:
     call_spares(d, lacking - len(d.in_states(WorkerState.READY)), reason)
 
 
-def let_go(d: Draft, member: RunMember, why: str) -> None:
+def let_go(d: Draft, member: st.RunMember, why: str) -> None:
     """Drain a worker: at a step's end if it trains, else now."""
     idle = (WorkerState.STARTING, WorkerState.READY, WorkerState.SPARE)
     if member.state is WorkerState.TRAINING or member.state in idle:
@@ -97,7 +96,7 @@ def let_go(d: Draft, member: RunMember, why: str) -> None:
         dismiss(d, member, why)
 
 
-def dismiss(d: Draft, member: RunMember, why: str) -> None:
+def dismiss(d: Draft, member: st.RunMember, why: str) -> None:
     """Tell a worker that it may end."""
     d.put(replace(member, state=WorkerState.DISMISSED))
     d.expect_no_more(member.id)
@@ -115,7 +114,7 @@ def launch(d: Draft, num_workers: int, reason: str, kind: str = "") -> None:
     names = []
     for _ in range(num_workers):
         names.append(name := d.new_name())
-        d.processes[name] = ProcessInfo(running=True, started_s=d.now_s)
+        d.processes[name] = st.ProcessInfo(running=True, started_s=d.now_s)
     d.has_launched = True
     d.effects.append(StartProcesses(workers=tuple(names), kind=kind, reason=reason))
 
@@ -139,3 +138,60 @@ def _new_spares(d: Draft) -> tuple[WorkerId, ...]:
     free = d.terms.spares - len(d.in_states(WorkerState.SPARE))
     leaving = [m.id for m in d.in_states(WorkerState.LEFT) if m.may_stay]
     return tuple(leaving[: max(0, free)])
+
+
+# The end of the run.
+
+
+def announce_end(d: Draft) -> None:
+    """The end is a change like others: planned, with an empty roster."""
+    assert isinstance(d.closing, st.Stopping)
+    d.closing = replace(d.closing, announced=True, since_s=d.now_s)
+    d.effects.append(SaveStores(stores={}))  # nobody may take over workers that leave
+    generation = Generation(
+        number=d.number + 1,
+        roster=(),
+        shares=(),
+        planned=d.running is not None and d.coming is None,
+        saves=d.saver(d.roster),
+        reason=d.stopping,
+    )
+    announce(d, generation)
+
+
+def hurry(d: Draft) -> None:
+    """The step in flight will not end: all leave at once."""
+    if d.coming is not None and d.coming.planned:
+        d.log("the step in flight does not end: all workers leave at once", "warning")
+        number, saves = d.coming.number + 1, d.saver(d.roster)
+        announce(d, replace(d.coming, number=number, planned=False, saves=saves))
+
+
+def settle(d: Draft) -> None:
+    """End the run if there is nothing left to wait for."""
+    if d.ending is not None or d.away:
+        return
+    training = d.training()
+    if d.stopping:
+        if not training:
+            end(d, Ending(ok=True, why=f"stopped: {d.stopping}"))
+    elif d.finishing:
+        # A change that was announced and not passed on is not waited for.
+        if not any(d.running is None or d.is_running(m.id) for m in training):
+            end(d, Ending(ok=True, why="trained to the end"))
+    elif d.has_launched and not d.expects_workers():
+        end(d, Ending(ok=False, why=f"no worker is left; {d.last_loss}"))
+
+
+def end(d: Draft, ending: Ending) -> None:
+    """End the run now."""
+    if d.ending is not None:
+        return
+    d.log(f"the run ends: {ending.why}")
+    d.closing = st.Ended(ending=ending, stopped_because=d.stopping)
+    if d.roster:
+        d.decide(Left(workers=d.roster, cause=ending.why))  # a resumed run waits for none of them
+    d.effects.append(EndRun(ending=ending))
+    for member in list(d.members.values()):
+        if member.state is not WorkerState.DISMISSED and member.id != ending.worker:
+            dismiss(d, member, ending.why)

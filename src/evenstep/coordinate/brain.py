@@ -5,30 +5,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from evenstep.config import Settings
+from evenstep.coordinate.events import TookOver
 from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
 from evenstep.errors import JournalError, PlanError
 from evenstep.journal import Journal, read
 from evenstep.pace import MeanTimes, Pacer, SkippedSteps
-from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, StepReport, WorkerId
+from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, WorkerId
 
 log = logging.getLogger("evenstep")
 
-Timer = Callable[[], float]
-"""Seconds that this thread has computed for."""
-
-OpenJournal = Callable[[Settings, dict[str, Any]], Journal | None]
-
 
 class Brain:
-    """Decides for one run. An event goes to the journal before anyone acts on it."""
+    """Decides for one run. An event goes to the journal before anyone acts on it.
 
-    def __init__(self, open_journal: OpenJournal, timer: Timer) -> None:
+    `timer` returns the seconds that this thread has computed for.
+    """
+
+    def __init__(
+        self,
+        open_journal: Callable[[Settings, dict[str, Any]], Journal | None],
+        timer: Callable[[], float],
+    ) -> None:
         self._open_journal, self._timer = open_journal, timer
         self._engine: Engine | None = None
         self.num_decided = 0  # events decided on; each is a record of the journal
@@ -42,8 +45,8 @@ class Brain:
         engine.journal = self._open_journal(engine.cluster.settings, {"facts": facts})
         self._engine = engine
 
-    def restore(self, path: Path) -> Restored:
-        """Go on with the run of a journal."""
+    def restore(self, path: Path) -> tuple[float, TookOver]:
+        """Go on with the run of a journal: where its clock stands, and what the journal knows."""
         journal = Journal.resume(path)
         try:
             header, records = read(path)
@@ -64,8 +67,13 @@ class Brain:
             raise
         engine.journal = journal
         self._engine = engine
-        facts = header.about.get("facts", {})
-        return Restored(clock_s=clock_s, rostered=rostered, previous_roster=previous, facts=facts)
+        took_over = TookOver(
+            facts=header.about.get("facts", {}),
+            rostered=tuple(sorted(rostered)),
+            previous_roster=previous,
+            stores={},
+        )
+        return clock_s, took_over
 
     @property
     def cluster(self) -> Cluster:
@@ -78,8 +86,22 @@ class Brain:
         return self._engine
 
     def decide(self, now_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:
-        """Decide on an event; on a step only if it is worth the time."""
-        return self._step(now_s, event) if isinstance(event, StepDone) else self._put(now_s, event)
+        """Decide on an event; on a step only if it is worth the time.
+
+        On a step, a mistake of a policy ends balancing, not training.
+        """
+        if not isinstance(event, StepDone):
+            return self._put(now_s, event)
+        if not self._balances:
+            return ()
+        try:
+            return self._paced(now_s, event)
+        except PlanError as e:
+            log.error("the balancer has stopped, shares stay: %s", e)
+        except Exception:
+            log.exception("the balancer has stopped, shares stay")
+        self._balances = False
+        return ()
 
     def _put(self, now_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:
         """If the journal cannot be written any more, the run goes on without it."""
@@ -95,19 +117,6 @@ class Brain:
         self._pace.decided(self._timer() - began_s, moved=moved)
         return actions
 
-    def _step(self, now_s: float, done: StepDone) -> tuple[AnyAction, ...]:
-        """A mistake of a policy ends balancing, not training."""
-        if not self._balances:
-            return ()
-        try:
-            return self._paced(now_s, done)
-        except PlanError as e:
-            log.error("the balancer has stopped, shares stay: %s", e)
-        except Exception:
-            log.exception("the balancer has stopped, shares stay")
-        self._balances = False
-        return ()
-
     def _paced(self, now_s: float, done: StepDone) -> tuple[AnyAction, ...]:
         num, samples = done.steps.num, [r.samples for r in done.reports]
         compute_s = [r.compute_s for r in done.reports]
@@ -115,10 +124,13 @@ class Brain:
         wanted = self._pace.should_decide(now_s, compute_s, num=num)
         self._means.add(samples, compute_s, spread_s, restart=self._pace.eventful, num=num)
         if not wanted:
-            self._tally.add(done.generation, done.steps)
+            self._tally.add(done.generation, *astuple(done.steps))
             return ()
-        self._tally.add(done.generation, done.quiet)
-        rows = tuple(map(_with_mean, done.reports, self._means.take()))
+        self._tally.add(done.generation, *astuple(done.quiet))
+        rows = tuple(
+            replace(report, compute_s=mean_s, spread_s=spread_s)
+            for report, (mean_s, spread_s) in zip(done.reports, self._means.take(), strict=True)
+        )
         quiet = self._tally.take(done.generation)
         return self._put(now_s, replace(done, reports=rows, quiet=quiet))
 
@@ -127,16 +139,3 @@ class Brain:
         if self._engine is not None and self._engine.journal is not None:
             self._engine.journal.close()
             self._engine.journal = None
-
-
-class Restored(NamedTuple):
-    """A run as its journal has it."""
-
-    clock_s: float  # where the run's own clock stands
-    rostered: set[WorkerId]  # every id that was ever in a roster
-    previous_roster: tuple[WorkerId, ...]  # of the generation before the newest
-    facts: dict[str, Any]  # that all workers share
-
-
-def _with_mean(report: StepReport, usual: tuple[float, float]) -> StepReport:
-    return replace(report, compute_s=usual[0], spread_s=usual[1])

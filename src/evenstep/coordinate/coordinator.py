@@ -6,50 +6,39 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import assert_never
 
+from evenstep.coordinate import events as ev
 from evenstep.coordinate.brain import Brain
-from evenstep.coordinate.events import (
-    AnyEffect,
-    AnyInput,
-    Crashed,
-    EndRun,
-    Log,
-    NotStarted,
-    Reply,
-    SendReply,
-)
 from evenstep.coordinate.membership import membership
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.state import RunState
 from evenstep.errors import InvalidInputError
+from evenstep.ports import Launcher
+from evenstep.types import Launch, WorkerId
 
 log = logging.getLogger("evenstep")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING}
 
 
-class Performs(Protocol):
-    """Performs effects. A launch that fails is the next input."""
-
-    def perform(self, effect: AnyEffect) -> NotStarted | None: ...
-
-
 class Coordinator:
-    """The state of one run and the drivers around it."""
+    """The state of one run and the drivers around it; `perform` has the sockets and files."""
 
     def __init__(
         self,
         brain: Brain,
-        outside: Performs,
+        perform: Callable[[ev.OutwardEffect], None],
         clock: Callable[[], float],
         record: MembershipRecorder,
     ) -> None:
         self.state = RunState()
-        self._brain, self._outside, self._clock, self._record = brain, outside, clock, record
-        self._waiting: deque[tuple[AnyInput, SendReply | None]] = deque()
+        self.launcher: Launcher | None = None
+        self.launching: WorkerId = ""  # which worker, while the launcher is called
+        self._brain, self._perform, self._clock, self._record = brain, perform, clock, record
+        self._waiting: deque[tuple[ev.AnyInput, ev.SendReply | None]] = deque()
         self._busy = False
 
-    def handle(self, event: AnyInput, reply: SendReply | None = None) -> None:
+    def handle(self, event: ev.AnyInput, reply: ev.SendReply | None = None) -> None:
         """Handle an input now; one that arrives meanwhile is next.
 
         InvalidInputError: it cannot be true, and nothing changed. A mistake of our own ends the
@@ -65,14 +54,14 @@ class Coordinator:
         finally:
             self._busy = False
 
-    def _handle(self, event: AnyInput, reply: SendReply | None) -> None:
+    def _handle(self, event: ev.AnyInput, reply: ev.SendReply | None) -> None:
         now_s, before, num_decided = self._clock(), self.state, self._brain.num_decided
         try:
             self.state, effects = membership(before, event, now_s, self._brain)
             decided = range(num_decided, self._brain.num_decided)
             self._record.write(now_s, event, before, self.state, effects, decided)
             for effect in effects:
-                self._perform(effect, reply)
+                self._obey(effect, reply)
         except InvalidInputError:
             raise
         except Exception as e:
@@ -80,23 +69,45 @@ class Coordinator:
                 decided = range(num_decided, self._brain.num_decided)
                 self._record.write(now_s, event, before, None, (), decided)
             why = f"the coordinator failed: {e}"
-            if not isinstance(event, Crashed):
-                self._handle(Crashed(why=why, traceback=traceback.format_exc()), None)
+            if not isinstance(event, ev.Crashed):
+                self._handle(ev.Crashed(why=why, traceback=traceback.format_exc()), None)
             raise
 
-    def _perform(self, effect: AnyEffect, reply: SendReply | None) -> None:
+    def _obey(self, effect: ev.AnyEffect, reply: ev.SendReply | None) -> None:
         match effect:
-            case Log(text=text, level=level):
+            case ev.Log(text=text, level=level):
                 log.log(_LEVELS[level], "%s", text)
-            case Reply(message=message):
+            case ev.Reply(message=message):
                 if reply is not None:
                     reply(message)
-            case _:
-                if isinstance(effect, EndRun):
+            case ev.StartProcesses():
+                self._launch(effect)
+            case ev.StopProcess(worker=worker):
+                if self.launcher is not None:
+                    self.launcher.stop(worker)
+            case ev.Send() | ev.HangUp() | ev.SaveStores() | ev.EndRun():
+                if isinstance(effect, ev.EndRun):
                     self._brain.close()
-                failed = self._outside.perform(effect)
-                if failed is not None:
-                    self._waiting.appendleft((failed, None))
+                self._perform(effect)
+            case _:
+                assert_never(effect)
+
+    def _launch(self, order: ev.StartProcesses) -> None:
+        """Launch workers one by one. Those that could not be launched are the next input."""
+        problems: dict[WorkerId, str] = {}
+        for worker in order.workers:
+            self.launching = worker
+            try:
+                if self.launcher is None:
+                    raise RuntimeError("this run starts no workers itself; join some")
+                self.launcher.launch(Launch(num_workers=1, kind=order.kind, reason=order.reason))
+            except Exception as e:  # whatever happens in a launcher, the run goes on without it
+                log.warning("a worker could not be started: %s", e)
+                problems[worker] = str(e) or type(e).__name__
+        if problems:
+            cause = next(iter(problems.values()))
+            failed = ev.NotStarted(workers=tuple(problems), cause=cause)
+            self._waiting.appendleft((failed, None))
 
     def close(self) -> None:
         """Close the journal and the record."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
+
+from msgspec.structs import replace
 
 from evenstep.config import Settings
 from evenstep.coordinate import state as st
-from evenstep.coordinate.events import AnyEffect, HangUp, Log, Send, StopProcess
-from evenstep.coordinate.state import WorkerState
-from evenstep.coordinate.terms import MAX_WORKERS, Store, Terms
+from evenstep.coordinate.events import MAX_WORKERS, AnyEffect, HangUp, Log, Send, StopProcess
+from evenstep.coordinate.state import RunState, WorkerState
 from evenstep.decide.cluster import Cluster
 from evenstep.decide.learning_rate import max_workers as batch_max_workers
 from evenstep.messages import Generation, ToClient
@@ -26,45 +26,23 @@ class Decides(Protocol):
     def decide(self, now_s: float, event: AnyEvent) -> tuple[AnyAction, ...]: ...
 
 
-@dataclass(slots=True, kw_only=True)
-class Draft(st.RunView):
-    """The fields of a RunState, to be changed; `freeze` makes the next RunState of them."""
+class Draft(RunState, kw_only=True):
+    """A copy of the state, the time, the brain, and the effects so far."""
 
     now_s: float
     brain: Decides
-    effects: list[AnyEffect] = field(default_factory=list)
-    terms: Terms
-    next_name: int
-    phase: st.Phase
-    closing: st.Closing | None
-    members: dict[WorkerId, st.RunMember]
-    stores: dict[WorkerId, Store]
-    processes: dict[WorkerId, st.ProcessInfo]
-    restarts_left: int
-    has_launched: bool
-    rostered: set[WorkerId]
-    finished: set[WorkerId]
-    facts: dict[str, Any]
-    first_ready_s: float | None
-    last_loss: str
-    cluster: Cluster | None
-    contacts: dict[WorkerId, st.Contact]
-    timing: st.Timing
-    progress: st.Progress
+    effects: list[AnyEffect]
 
     @classmethod
-    def of(cls, state: st.RunState, now_s: float, brain: Decides) -> Self:
+    def of(cls, state: RunState, now_s: float, brain: Decides) -> Self:
         """A copy of the state; values inside its collections are shared, since they are frozen."""
-        values = {name: getattr(state, name) for name in _FIELDS}
-        values |= {name: dict(values[name]) for name in _DICTS}
-        values |= {name: set(values[name]) for name in _SETS}
-        return cls(now_s=now_s, brain=brain, **values)
+        values = {name: getattr(state, name) for name in RunState.__struct_fields__}
+        copies = {name: v.copy() for name, v in values.items() if isinstance(v, dict | set)}
+        return cls(now_s=now_s, brain=brain, effects=[], **{**values, **copies})
 
-    def freeze(self) -> st.RunState:
+    def state(self) -> RunState:
         """The next state."""
-        return st.RunState(**{name: getattr(self, name) for name in _FIELDS})
-
-    # Changes and effects.
+        return RunState(**{name: getattr(self, name) for name in RunState.__struct_fields__})
 
     def put(self, member: st.RunMember) -> None:
         """Replace what is known of a worker."""
@@ -81,7 +59,7 @@ class Draft(st.RunView):
 
     def process(self, worker: WorkerId) -> st.ProcessInfo:
         """What is known of a worker's process."""
-        return self.processes.get(worker, _UNKNOWN)
+        return self.processes.get(worker, st.ProcessInfo())
 
     def expect_no_more(self, worker: WorkerId) -> None:
         """A worker's part in the run is over, as it should be."""
@@ -227,9 +205,3 @@ class Draft(st.RunView):
             return False
         starting = any(not self.is_in(w, WorkerState.READY) for w in self.on_the_way())
         return starting and self.now_s - self.first_ready_s < self.terms.gather_s
-
-
-_UNKNOWN = st.ProcessInfo()
-_FIELDS = st.RunState.__struct_fields__
-_DICTS = ("members", "stores", "processes", "facts", "contacts")
-_SETS = ("rostered", "finished")

@@ -10,9 +10,56 @@ from typing import Any
 
 import msgspec
 
-from evenstep.coordinate.terms import Ending, Store, Terms
 from evenstep.messages import Answer, FromClient, Refused, ToClient, Welcome
 from evenstep.types import WorkerId
+
+MAX_WORKERS = 1_000_000
+
+
+class Store(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The rendezvous store of one worker, used by the generations that it leads."""
+
+    address: str
+    port: int
+    sees_folder: bool = False  # the run's: this worker can write checkpoints
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says about a run."""
+
+    run: str = ""
+    lease_s: float = 3600.0
+    checkpoint_every_s: float = 60.0
+    checkpoints_kept: int = 3
+    sets: tuple[str, ...] = ()  # path=value, over the script's own settings
+    min_workers: int = 1  # an operator may not scale below
+    max_workers: int = MAX_WORKERS
+    restarts: int = 3
+    spares: int = 0  # drained workers that stay connected, ready to come back
+    prices: tuple[tuple[str, float], ...] = ()  # per worker-hour, by kind; "" for all others
+    silence_s: float = 5.0
+    patience_s: float = 30.0
+    gather_s: float = 60.0  # how long the first workers wait to begin together
+    start_s: float = 600.0  # start-up deadline of a launched worker
+
+    def price_of(self, kind: str) -> float:
+        """Hourly price for this kind."""
+        prices = dict(self.prices)
+        return prices.get(kind, prices.get("", 1.0))
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds without a heartbeat after which a worker is silent."""
+        return max(self.silence_s, 3 * min(1.0, self.lease_s / 10))
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended."""
+
+    ok: bool
+    why: str
+    told: str = ""  # the traceback or last output of the script that failed
+    worker: WorkerId = ""  # on which it failed
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -216,4 +263,7 @@ class Log(Effect, frozen=True, kw_only=True):
     level: str = "info"
 
 
-AnyEffect = Send | Reply | HangUp | StartProcesses | StopProcess | SaveStores | EndRun | Log
+OutwardEffect = Send | HangUp | SaveStores | EndRun
+"""Performed with sockets and files."""
+
+AnyEffect = OutwardEffect | Reply | StartProcesses | StopProcess | Log

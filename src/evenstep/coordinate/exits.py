@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from enum import Enum
 
-from evenstep.coordinate.announce import call_spares, launch
+from msgspec.structs import replace
+
+from evenstep.coordinate.announce import call_spares, end, launch, settle
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.events import Dying, Exited, NotStarted
+from evenstep.coordinate.events import Dying, Ending, Exited, NotStarted
 from evenstep.coordinate.roster import advance, disconnect, reconcile
-from evenstep.coordinate.shutdown import end, settle
 from evenstep.coordinate.state import Ended, Exit, ProcessInfo
 from evenstep.coordinate.takeover import abandon
-from evenstep.coordinate.terms import Ending
 from evenstep.types import WorkerId
 
 REJOIN_CODE = 75  # os.EX_TEMPFAIL: the worker lost its place, by no fault of the script

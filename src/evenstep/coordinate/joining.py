@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from evenstep.config import BatchSettings, Settings
+from msgspec.structs import replace
+
+from evenstep.config import Settings
+from evenstep.coordinate.announce import end
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.events import Connected, Reply
+from evenstep.coordinate.events import Connected, Ending, Reply, Store
 from evenstep.coordinate.roster import advance
-from evenstep.coordinate.shutdown import end
 from evenstep.coordinate.state import Contact, RunMember, WorkerState
 from evenstep.coordinate.takeover import returned
-from evenstep.coordinate.terms import Ending, Store
 from evenstep.errors import BatchBoundsError, ConfigError, EvenstepError
 from evenstep.messages import ALIKE, Ready, Refused, Welcome, differ
 from evenstep.strict import build, override
@@ -96,21 +96,13 @@ def make_settings(ready: Ready, sets: Sequence[str]) -> Settings:
 
 def _begin_run(d: Draft, message: Ready) -> None:
     settings = make_settings(message, d.terms.sets)
-    num_workers = max(len(d.on_the_way()), settings.workers.min)
-    _check_capacity(settings.batch, num_workers, message.cap)
+    batch, num_workers = settings.batch, max(len(d.on_the_way()), settings.workers.min)
+    largest, each = batch.size or batch.limit, min(batch.min_share, message.cap or batch.min_share)
+    if each * num_workers > largest:  # it would pause forever: joiners need even more
+        raise BatchBoundsError(largest, each * num_workers, largest, num_workers)
     facts = {name: getattr(message, name) for name in ALIKE}
     d.brain.begin(settings, facts)
     d.cluster, d.facts = d.brain.cluster, facts
-
-
-def _check_capacity(batch: BatchSettings, num_workers: int, cap: int | None) -> None:
-    """Raise if even the largest batch has too few samples for this many workers.
-
-    Such a run would pause forever: workers that join need a still larger batch.
-    """
-    largest, each = batch.size or batch.limit, min(batch.min_share, cap or batch.min_share)
-    if each * num_workers > largest:
-        raise BatchBoundsError(largest, each * num_workers, largest, num_workers)
 
 
 def _difference(d: Draft, message: Ready) -> str:

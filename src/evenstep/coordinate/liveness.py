@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import median
 
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
-from evenstep.coordinate.announce import force
+from evenstep.coordinate.announce import announce_end, force, hurry
 from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.roster import go_on, lose, meet_again
-from evenstep.coordinate.shutdown import announce_end, hurry
 from evenstep.coordinate.state import Changing, Contact, RunMember, Stopping, WorkerState
 from evenstep.coordinate.takeover import abandon
 from evenstep.messages import Alive, Generation, Goodbye, Stuck
@@ -36,12 +34,7 @@ def read_clock(d: Draft) -> None:
         d.contacts = {w: c.forgiven(d.now_s, lag_s) for w, c in d.contacts.items()}
         if isinstance(d.closing, Stopping):
             d.closing = replace(d.closing, since_s=d.closing.since_s + lag_s)
-    d.timing = altered(d.timing, clock_read_s=d.now_s)
-
-
-def heard(contact: Contact, now_s: float) -> Contact:
-    """A worker's contact after any message."""
-    return altered(contact, heard_s=now_s)
+    d.timing = replace(d.timing, clock_read_s=d.now_s)
 
 
 def heartbeat(contact: Contact, alive: Alive, now_s: float) -> Contact:
@@ -49,8 +42,8 @@ def heartbeat(contact: Contact, alive: Alive, now_s: float) -> Contact:
     if not alive.waiting:
         contact = contact.freed()
     elif contact.waiting_since_s is None:
-        contact = altered(contact, waiting_since_s=now_s)
-    return altered(
+        contact = replace(contact, waiting_since_s=now_s)
+    return replace(
         contact,
         heard_s=now_s,
         heartbeat_s=now_s,
@@ -62,14 +55,14 @@ def heartbeat(contact: Contact, alive: Alive, now_s: float) -> Contact:
 
 def stuck(d: Draft, worker: WorkerId, message: Stuck) -> None:
     """A worker waits for the others, longer than a step can take."""
-    contact = altered(d.contacts[worker], generation=message.generation)
+    contact = replace(d.contacts[worker], generation=message.generation)
     d.contacts[worker] = contact
     watched = _watched(d)
     if watched is not None and watched.number == message.generation:  # else it is late news
         if contact.stuck_s is None:
-            contact = altered(contact, stuck_s=d.now_s)
+            contact = replace(contact, stuck_s=d.now_s)
         if contact.waiting_since_s is None:
-            contact = altered(contact, waiting_since_s=d.now_s - message.waited_s)
+            contact = replace(contact, waiting_since_s=d.now_s - message.waited_s)
         d.contacts[worker] = contact
     _unblock(d)
 
@@ -77,12 +70,12 @@ def stuck(d: Draft, worker: WorkerId, message: Stuck) -> None:
 def stepped(d: Draft, seconds: float, workers: list[WorkerId]) -> None:
     """A step was taken: the workers in it do not wait any more."""
     recent = (*d.timing.recent_steps_s, seconds)[-RECENT_STEPS:]
-    d.timing = altered(d.timing, recent_steps_s=recent, num_meetings=0)
+    d.timing = replace(d.timing, recent_steps_s=recent, num_meetings=0)
     for worker in workers:
         if contact := d.contacts.get(worker):
             contact = contact.freed()
             d.contacts[worker] = (
-                contact if contact.has_stepped else altered(contact, has_stepped=True)
+                contact if contact.has_stepped else replace(contact, has_stepped=True)
             )
 
 
@@ -91,7 +84,8 @@ def stepped(d: Draft, seconds: float, workers: list[WorkerId]) -> None:
 
 def watch(d: Draft) -> None:
     """Evict workers that the others would wait for in vain."""
-    patience_s, silent_s = _patience_s(d), d.terms.silent_s
+    usual_s, silent_s = median(d.timing.recent_steps_s or [0.0]), d.terms.silent_s
+    patience_s = max(d.terms.patience_s, PATIENCE_STEPS * usual_s)
     limit_s = silent_s + patience_s
     if d.stopping:
         _urge(d, limit_s)
@@ -103,13 +97,8 @@ def watch(d: Draft) -> None:
     elif (generation := _watched(d)) is not None:
         in_roster = set(generation.roster)
         roster = {w: c for w, c in present.items() if w in in_roster}
-        blamed = overdue(
-            roster,
-            d.now_s,
-            silent_s=silent_s,
-            patience_s=patience_s,
-            lease_s=d.terms.lease_s,
-        )
+        lease_s = d.terms.lease_s
+        blamed = overdue(roster, d.now_s, silent_s=silent_s, patience_s=patience_s, lease_s=lease_s)
         complete = len(roster) == len(generation.roster)
         if not blamed and complete and deadlocked(roster, d.now_s, patience_s):
             _resolve(d, generation)
@@ -173,7 +162,7 @@ def _resolve(d: Draft, generation: Generation) -> None:
     num_meetings = d.timing.num_meetings + 1
     if not apart and num_meetings > MAX_MEETINGS:
         num_meetings, apart = 0, [generation.roster[-1]]
-    d.timing = altered(d.timing, num_meetings=num_meetings)
+    d.timing = replace(d.timing, num_meetings=num_meetings)
     if apart:
         evict(d, dict.fromkeys(apart, "it cannot form a generation with the others"))
     else:
@@ -202,10 +191,6 @@ def _unblock(d: Draft) -> None:
         hurry(d)
     else:
         watch(d)
-
-
-def _patience_s(d: Draft) -> float:
-    return max(d.terms.patience_s, PATIENCE_STEPS * median(d.timing.recent_steps_s or [0.0]))
 
 
 # Who is to blame.

@@ -7,21 +7,18 @@ input that raises InvalidInputError cannot be true, and leaves everything as it 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
 
-from msgspec.structs import replace as altered
+from msgspec.structs import asdict, replace
 
 from evenstep import messages as msg
 from evenstep.coordinate import events as ev
 from evenstep.coordinate import exits, joining, liveness, operators, takeover
-from evenstep.coordinate.announce import dismiss, let_go
+from evenstep.coordinate.announce import dismiss, end, let_go, settle
 from evenstep.coordinate.draft import Decides, Draft
+from evenstep.coordinate.events import Ending
 from evenstep.coordinate.roster import advance, begin, change, disconnect, obey
-from evenstep.coordinate.shutdown import end, settle
-from evenstep.coordinate.state import Ended, RunMember, RunState, WorkerState
-from evenstep.coordinate.status import own_steps
-from evenstep.coordinate.terms import Ending
+from evenstep.coordinate.state import Ended, Progress, RunMember, RunState, WorkerState
 from evenstep.errors import PlanError
 from evenstep.types import DrainAsked, StepDone, WorkerId
 
@@ -34,16 +31,12 @@ def membership(
     """One input in, the next state and the orders out."""
     if isinstance(event, ev.Heard) and isinstance(event.message, msg.Alive):
         return _alive(state, event.worker, event.message, now_s, brain)
-    if isinstance(event, ev.Opened):
-        terms = event.terms
-        opened = RunState(terms=terms, next_name=event.next_name, restarts_left=terms.restarts)
-        return opened, ()
-    d = Draft.of(state, now_s, brain)
+    d = Draft.of(RunState() if isinstance(event, ev.Opened) else state, now_s, brain)
     try:
         _handle(d, event)
     except PlanError as e:  # the first shares of a roster are wrong: there are none to go on with
         end(d, Ending(ok=False, why=str(e)))
-    return d.freeze(), tuple(d.effects)
+    return d.state(), tuple(d.effects)
 
 
 def _alive(
@@ -54,17 +47,19 @@ def _alive(
     if read_s is None or now_s - read_s > liveness.OWN_LAG_S:
         d = Draft.of(state, now_s, brain)
         liveness.read_clock(d)
-        state = d.freeze()
-    timing = altered(state.timing, clock_read_s=now_s)
+        state = d.state()
+    timing = replace(state.timing, clock_read_s=now_s)
     if worker not in state.members:
-        return altered(state, timing=timing), ()
+        return replace(state, timing=timing), ()
     contact = liveness.heartbeat(state.contacts[worker], alive, now_s)
-    state = altered(state, timing=timing, contacts={**state.contacts, worker: contact})
+    state = replace(state, timing=timing, contacts={**state.contacts, worker: contact})
     return state, (ev.Send(workers=(worker,), message=LEASE),)
 
 
 def _handle(d: Draft, event: ev.AnyInput) -> None:
     match event:
+        case ev.Opened(terms=terms, next_name=next_name):
+            d.terms, d.next_name, d.restarts_left = terms, next_name, terms.restarts
         case ev.Heard(worker=worker, message=message):
             _heard(d, worker, message)
         case ev.Tick():
@@ -98,8 +93,6 @@ def _handle(d: Draft, event: ev.AnyInput) -> None:
         case ev.Crashed(why=why, traceback=traceback):
             d.closing = Ended(ending=Ending(ok=False, why=why, told=traceback))
             d.effects.append(ev.EndRun(ending=d.closing.ending))
-        case ev.Opened():
-            raise AssertionError("is handled before")
         case _:
             assert_never(event)
 
@@ -109,7 +102,7 @@ def _heard(d: Draft, worker: WorkerId, message: msg.FromClient) -> None:
     member = d.members.get(worker)
     if member is None:
         return
-    d.contacts[worker] = liveness.heard(d.contacts[worker], d.now_s)
+    d.contacts[worker] = replace(d.contacts[worker], heard_s=d.now_s)
     if d.ending is None:
         _listen(d, member, message)
         settle(d)
@@ -179,24 +172,16 @@ def _done(d: Draft, member: RunMember, step: int) -> None:
 
 
 def _stepped(d: Draft, member: RunMember, message: msg.Stepped) -> None:
-    done = StepDone(
-        step=message.step,
-        generation=message.generation,
-        seconds=message.seconds,
-        reports=message.reports,
-        grad_squared_norm=message.grad_squared_norm,
-        quiet=message.quiet,
-        position=message.position,
-    )
+    done = StepDone(**asdict(message))
     if _leads(member, d.coming, message.generation):
         begin(d)
     if d.cluster is None or not _leads(member, d.running, message.generation):
         return
     liveness.stepped(d, message.seconds, [r.worker for r in message.reports])
-    steps = own_steps(done, d.cluster.batch)
+    own = min(done.quiet.samples, done.quiet.num * d.cluster.batch)  # of this generation
+    steps = replace(done, quiet=replace(done.quiet, samples=own)).steps
     reports = {**d.progress.reports, **{r.worker: r for r in message.reports}}
-    d.progress = replace(
-        d.progress,
+    d.progress = Progress(
         step=message.step,
         reports={w: report for w, report in reports.items() if w in d.members},
         throughput=d.progress.throughput.add(d.now_s, done.generation, steps),

@@ -1,15 +1,17 @@
-"""What operators ask of a run: another size, a drain, a stop."""
+"""Operators: what they ask of a run, and what they see of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from evenstep.coordinate.announce import launch, let_go
+import msgspec
+
+from evenstep.coordinate import state as st
+from evenstep.coordinate.announce import launch, let_go, settle
 from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import Reply, ScaleAsked, StartAsked, WorkerDrainAsked
 from evenstep.coordinate.roster import change
-from evenstep.coordinate.shutdown import settle
-from evenstep.coordinate.state import WorkerState
+from evenstep.coordinate.state import RunState, WorkerState
 from evenstep.coordinate.takeover import abandon
 from evenstep.decide.cluster import Cluster
 from evenstep.errors import EvenstepError, InvalidInputError
@@ -87,3 +89,78 @@ def _open_cluster(d: Draft, what: str) -> Cluster:
     if d.closing is not None:
         raise InvalidInputError(what, "the run is ending")
     return d.cluster
+
+
+# What they see.
+
+
+def status(state: RunState, now_s: float) -> dict[str, Any]:
+    """The run: its phase, its speed, and one row for each worker."""
+    cluster, running = state.cluster, state.running
+    roster = running.roster if running else cluster.roster if cluster else ()
+    number = running.number if running else cluster.generation if cluster else 0
+    rank = {worker: i for i, worker in enumerate(roster)}
+    ids = dict.fromkeys((*roster, *state.members, *sorted(state.running_processes)))
+    return {
+        "run": state.terms.run,
+        "state": _phase_name(state),
+        "reason": _reason(state),
+        "generation": number,
+        "step": state.progress.step,
+        "samples_per_s": state.progress.throughput.samples_per_s(now_s, number),
+        "restarts_left": state.restarts_left,
+        "settings": msgspec.to_builtins(cluster.settings) if cluster else {},
+        "workers": [_row(state, worker, rank.get(worker)) for worker in ids],
+    }
+
+
+def _row(state: RunState, worker: WorkerId, rank: int | None) -> dict[str, Any]:
+    member = state.members.get(worker)
+    report = state.progress.reports.get(worker) if member else None
+    return {
+        "worker": worker,
+        "rank": rank,
+        "share": report.samples if report and rank is not None else 0,
+        "compute_s": report.compute_s if report else 0.0,
+        "wait_s": report.wait_s if report else 0.0,
+        "state": _worker_state(state, worker),
+        "host": member.host if member else "",
+        "pid": member.pid if member else 0,
+    }
+
+
+def _phase_name(state: RunState) -> str:
+    match state.closing, state.phase:
+        case st.Ended(), _:
+            return "ended"
+        case st.Stopping(), _:
+            return "stopping"
+        case st.Finishing(), _:
+            return "finishing"
+        case None, st.Returning():
+            return "waiting for workers to come back"
+        case None, st.Suspended():
+            return "paused"
+        case None, st.Starting():
+            return "starting"
+    return "training" if state.running else "regrouping"
+
+
+def _reason(state: RunState) -> str:
+    """Why the run is paused or stopping; empty if it is neither."""
+    match state.phase, state.closing:
+        case st.Suspended(reason), _:
+            return reason
+        case _, st.Stopping(why=reason) | st.Ended(stopped_because=reason):
+            return reason
+    return ""
+
+
+def _worker_state(state: RunState, worker: WorkerId) -> str:
+    if worker in state.away:
+        return "away"
+    member = state.members.get(worker)
+    if member is None:
+        starting = worker in state.running_processes and worker not in state.rostered
+        return "starting" if starting else "gone"
+    return "stuck" if state.contacts[worker].stuck_s is not None else member.state.value

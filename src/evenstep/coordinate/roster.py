@@ -6,32 +6,29 @@ A generation exists only if it is announced here. Numbers only grow, also over r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import assert_never
 
+from msgspec.structs import replace
+
+from evenstep.coordinate import state as st
 from evenstep.coordinate.announce import (
     announce,
+    announce_end,
     call_spares,
     dismiss,
+    end,
     force,
+    hurry,
     launch,
     let_go,
     make_generation,
     pause,
     send_plan,
+    settle,
 )
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.events import SaveStores
-from evenstep.coordinate.shutdown import announce_end, end, hurry, settle
-from evenstep.coordinate.state import (
-    Changing,
-    Returning,
-    RunMember,
-    Stopping,
-    Training,
-    WorkerState,
-)
-from evenstep.coordinate.terms import Ending
+from evenstep.coordinate.events import Ending, SaveStores
+from evenstep.coordinate.state import WorkerState
 from evenstep.types import (
     AnyAction,
     AnyEvent,
@@ -73,7 +70,7 @@ def advance(d: Draft) -> None:
             return
 
 
-def _take_in(d: Draft, ready: list[RunMember]) -> None:
+def _take_in(d: Draft, ready: list[st.RunMember]) -> None:
     ready.sort(key=lambda m: (m.num_failed_joins, len(m.id), m.id))  # w2 before w10
     # A worker whose last join failed joins alone: this tells which of several cannot.
     ready = [m for m in ready if not m.num_failed_joins] or ready[:1]
@@ -92,7 +89,7 @@ def stop(d: Draft, why: str) -> None:
     if d.stopping or d.ending is not None:
         return
     d.log(f"stopping: {why}")
-    d.closing = Stopping(why=why, since_s=d.now_s, finishing=d.finishing)
+    d.closing = st.Stopping(why=why, since_s=d.now_s, finishing=d.finishing)
     for member in d.in_states(WorkerState.STARTING, WorkerState.READY):
         dismiss(d, member, "the run is ending")
     advance(d)
@@ -116,7 +113,7 @@ def lose(d: Draft, lost: Mapping[WorkerId, str]) -> None:
     if d.cluster is None:
         return
     known = {w: why for w, why in lost.items() if w in d.cluster.workers}
-    if isinstance(d.phase, Returning):
+    if isinstance(d.phase, st.Returning):
         d.phase = replace(d.phase, missing={**d.phase.missing, **known})
     elif d.parting:
         hurry(d)
@@ -130,7 +127,7 @@ def lose(d: Draft, lost: Mapping[WorkerId, str]) -> None:
         force(d)
 
 
-def disconnect(d: Draft, member: RunMember, why: str, *, dead: bool) -> None:
+def disconnect(d: Draft, member: st.RunMember, why: str, *, dead: bool) -> None:
     """A connection or its process has ended: a loss, unless nothing more was expected."""
     if member.trains and d.ending is None and (dead or not d.parting):
         lose(d, {member.id: why})
@@ -141,7 +138,7 @@ def disconnect(d: Draft, member: RunMember, why: str, *, dead: bool) -> None:
         d.expect_no_more(member.id)
     if member.state is WorkerState.LEFT and d.is_running(member.id):
         # It may have gone at the very end of its last step, in order.
-        if isinstance(d.phase, Changing):
+        if isinstance(d.phase, st.Changing):
             d.phase = replace(d.phase, leaver_gone_s=d.now_s)
         if dead:
             force(d)
@@ -241,7 +238,7 @@ def obey(d: Draft, actions: tuple[AnyAction, ...], *, planned: bool) -> None:
 def begin(d: Draft) -> None:
     """The announced generation has begun."""
     assert d.coming is not None
-    d.phase = Training(d.coming)
+    d.phase = st.Training(d.coming)
     for member in list(d.members.values()):
         d.free(member.id)
         if d.is_running(member.id):

@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 import psutil
 
-from evenstep.coordinate.terms import Store
+from evenstep.coordinate.events import Store
 from evenstep.errors import ConfigError
 from evenstep.types import WorkerId
 
@@ -148,7 +148,7 @@ class RunFolder:
 
     def address(self) -> str:
         """The address where the coordinator listens or last listened; empty if it never did."""
-        return read_address(self.path)
+        return read_addresses(self.path)[0]
 
     def write_address(self, address: str, elsewhere: str = "") -> None:
         """Save the coordinator's address, and the one for other hosts if that differs."""
@@ -185,11 +185,6 @@ class RunFolder:
         fresh = self.path / f".{name}"
         fresh.write_bytes(data)
         fresh.rename(self.path / name)  # atomic: nobody reads half of it
-
-
-def read_address(path: Path) -> str:
-    """The coordinator's address in a run folder; empty if there is none."""
-    return read_addresses(path)[0]
 
 
 def read_addresses(path: Path) -> tuple[str, str]:

@@ -16,27 +16,10 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from evenstep import messages as msg
 from evenstep.coordinate.addresses import spell
-from evenstep.coordinate.events import SendReply
+from evenstep.coordinate.events import AnyInput, Disconnected, Heard, SendReply
 from evenstep.errors import InvalidInputError
-from evenstep.messages import (
-    COORDINATOR,
-    GREETING_BYTES,
-    PROTOCOL,
-    Answer,
-    Ask,
-    FromClient,
-    Greeting,
-    Hello,
-    Refused,
-    ToClient,
-    Welcome,
-    from_client,
-    from_stranger,
-    proof,
-    proves,
-    to_client,
-)
 from evenstep.types import WorkerId
 from evenstep.wire import MAX_BYTES
 
@@ -50,12 +33,10 @@ MAX_MISTAKES = 100  # bad messages of one connection
 
 
 class Listener(Protocol):
-    """Handles what clients say. A reply comes before the call returns."""
+    """Handles what clients say. `answer` replies before it returns."""
 
-    def connected(self, hello: Hello, reply: SendReply) -> None: ...
-    def heard(self, worker: WorkerId, message: FromClient) -> None: ...
-    def closed(self, worker: WorkerId) -> None: ...
-    def ask(self, ask: Ask, reply: SendReply) -> None: ...
+    def answer(self, first: msg.Hello | msg.Ask, reply: SendReply) -> None: ...
+    def handle(self, event: AnyInput) -> None: ...
 
 
 class _RefusedError(Exception):
@@ -79,9 +60,9 @@ class Server:
 
     async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> str:
         """Listen; returns the address with the port that is used."""
-        timeout_s = PROOF_S if tls else None
+        timeout_s, limit = PROOF_S if tls else None, msg.GREETING_BYTES
         self._server = await asyncio.start_server(
-            self._meet, host, port, ssl=tls, ssl_handshake_timeout=timeout_s, limit=GREETING_BYTES
+            self._meet, host, port, ssl=tls, ssl_handshake_timeout=timeout_s, limit=limit
         )
         return spell(host, self._server.sockets[0].getsockname()[1])
 
@@ -98,12 +79,12 @@ class Server:
         for task in list(self._tasks):
             task.cancel()
 
-    def send(self, message: ToClient, *workers: WorkerId) -> None:
+    def send(self, message: msg.ToClient, *workers: WorkerId) -> None:
         """Send a message, without waiting for anyone to read it."""
-        line = to_client.encode(message)
+        line = msg.to_client.encode(message)
         for worker in workers:
             if (writer := self._workers.get(worker)) is not None:
-                self._write_line(writer, line)
+                self._write(writer, line)
 
     def hang_up(self, worker: WorkerId) -> None:
         """Close a worker's connection once it has read what was sent."""
@@ -122,7 +103,7 @@ class Server:
                 await self._hear(worker, lines, writer)
         except _RefusedError as e:
             self.refused[e.reason] += 1
-            self._write(writer, Refused(why=e.told, proof=e.proof))
+            self._write(writer, msg.to_client.encode(msg.Refused(why=e.told, proof=e.proof)))
         except (OSError, EOFError):
             pass  # the client hung up
         except Exception:
@@ -131,7 +112,7 @@ class Server:
             self._strangers.pop(writer, None)
             await _hang_up(writer)
 
-    async def _prove(self, lines: _Lines, writer: asyncio.StreamWriter) -> Hello | Ask:
+    async def _prove(self, lines: _Lines, writer: asyncio.StreamWriter) -> msg.Hello | msg.Ask:
         """The first message of a client that knows the token."""
         self._strangers[writer] = None
         if len(self._strangers) > MAX_STRANGERS:
@@ -140,10 +121,10 @@ class Server:
             self.refused["too many at once"] += 1
             oldest.transport.abort()
         nonce = secrets.token_hex(16)
-        self._write(writer, Greeting(nonce=nonce))
+        self._write(writer, msg.to_client.encode(msg.Greeting(nonce=nonce)))
         try:
             async with asyncio.timeout(PROOF_S):
-                line = await lines.next(GREETING_BYTES)
+                line = await lines.next(msg.GREETING_BYTES)
         except TimeoutError:
             raise _RefusedError("no proof in time") from None
         except EOFError:
@@ -151,38 +132,35 @@ class Server:
                 self.refused["hung up before a word"] += 1
             raise
         try:
-            first = from_stranger.decode(line)
+            first = msg.from_stranger.decode(line)
         except InvalidInputError as e:
             raise _RefusedError("bad first line", str(e)) from None
-        if first.protocol != PROTOCOL:
-            told = f"this run speaks protocol {PROTOCOL}, you speak {first.protocol}"
+        if first.protocol != msg.PROTOCOL:
+            told = f"this run speaks protocol {msg.PROTOCOL}, you speak {first.protocol}"
             raise _RefusedError("wrong protocol", told)
-        if not proves(first.proof, self._token, nonce):
+        if not msg.proves(first.proof, self._token, nonce):
             raise _RefusedError("wrong token", "the token is not that of this run")
         self._strangers.pop(writer, None)
         return first
 
-    def _answer(self, writer: asyncio.StreamWriter, first: Hello | Ask) -> WorkerId | None:
+    def _answer(self, writer: asyncio.StreamWriter, first: msg.Hello | msg.Ask) -> WorkerId | None:
         """Answer the first message, with the coordinator's own proof; the worker, if welcome."""
         # Only to a client that has proved itself: others could relay it.
-        proved = proof(self._token, first.nonce, COORDINATOR)
-        answers: list[Welcome | Refused | Answer] = []
+        proved = msg.proof(self._token, first.nonce, msg.COORDINATOR)
+        answers: list[msg.Welcome | msg.Refused | msg.Answer] = []
 
-        def reply(answer: Welcome | Refused | Answer) -> None:
+        def reply(answer: msg.Welcome | msg.Refused | msg.Answer) -> None:
             answers.append(answer)
-            if isinstance(answer, Welcome):
+            if isinstance(answer, msg.Welcome):
                 self._workers[answer.worker] = writer
-            if not isinstance(answer, Refused):
-                self._write(writer, replace(answer, proof=proved))
+            if not isinstance(answer, msg.Refused):
+                self._write(writer, msg.to_client.encode(replace(answer, proof=proved)))
 
-        if isinstance(first, Ask):
-            self._listener.ask(first, reply)
-        else:
-            self._listener.connected(first, reply)
+        self._listener.answer(first, reply)
         (answer,) = answers
-        if isinstance(answer, Refused):
+        if isinstance(answer, msg.Refused):
             raise _RefusedError("not taken in", answer.why, proved)
-        return answer.worker if isinstance(answer, Welcome) else None
+        return answer.worker if isinstance(answer, msg.Welcome) else None
 
     async def _hear(self, worker: WorkerId, lines: _Lines, writer: asyncio.StreamWriter) -> None:
         mistakes = 0
@@ -190,10 +168,10 @@ class Server:
             while mistakes < MAX_MISTAKES:
                 line = await lines.next(MAX_BYTES)
                 try:
-                    message = from_client.decode(line)
-                    if isinstance(message, Hello | Ask):
+                    message = msg.from_client.decode(line)
+                    if isinstance(message, msg.Hello | msg.Ask):
                         raise InvalidInputError("message", "is for strangers")
-                    self._listener.heard(worker, message)
+                    self._listener.handle(Heard(worker=worker, message=message))
                 except InvalidInputError as e:
                     mistakes += 1
                     self.refused["bad message"] += 1
@@ -201,12 +179,9 @@ class Server:
         finally:
             if self._workers.get(worker) is writer:  # else the coordinator hung up
                 del self._workers[worker]
-                self._listener.closed(worker)
+                self._listener.handle(Disconnected(worker=worker))
 
-    def _write(self, writer: asyncio.StreamWriter, message: ToClient) -> None:
-        self._write_line(writer, to_client.encode(message))
-
-    def _write_line(self, writer: asyncio.StreamWriter, line: bytes) -> None:
+    def _write(self, writer: asyncio.StreamWriter, line: bytes) -> None:
         if writer.transport.get_write_buffer_size() + len(line) > UNREAD_BYTES:
             self.refused["does not read"] += 1
             writer.transport.abort()
@@ -226,15 +201,13 @@ class _Lines:
 
     async def next(self, max_bytes: int) -> bytes:
         searched = 0
-        while (end := self._held.find(b"\n", searched)) < 0:
+        while (end := self._held.find(b"\n", searched)) < 0 and len(self._held) <= max_bytes:
             searched = len(self._held)
-            if searched > max_bytes:
-                raise _RefusedError("line too long", f"a line is at most {max_bytes} bytes long")
             chunk = await self._reader.read(2**16)
             if not chunk:
                 raise EOFError
             self._held += chunk
-        if end > max_bytes:
+        if not 0 <= end <= max_bytes:
             raise _RefusedError("line too long", f"a line is at most {max_bytes} bytes long")
         line = bytes(self._held[:end])
         del self._held[: end + 1]

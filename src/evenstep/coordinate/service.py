@@ -9,21 +9,21 @@ import ssl
 import time
 from typing import Any, assert_never
 
+from msgspec.structs import replace
+
 from evenstep.config import Settings
 from evenstep.coordinate import events as ev
 from evenstep.coordinate.addresses import EVERYWHERE, outward_address, spell
 from evenstep.coordinate.brain import Brain
 from evenstep.coordinate.coordinator import Coordinator
-from evenstep.coordinate.processes import Processes
+from evenstep.coordinate.events import Ending, Terms
+from evenstep.coordinate.operators import status
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.coordinate.server import Server
 from evenstep.coordinate.state import RunState
-from evenstep.coordinate.status import status
-from evenstep.coordinate.terms import Ending, Terms
 from evenstep.journal import Journal
-from evenstep.messages import Answer, Ask, FromClient, Hello
-from evenstep.types import WorkerId
+from evenstep.messages import Answer, Ask, Hello
 
 log = logging.getLogger("evenstep")
 
@@ -36,27 +36,21 @@ class Service:
     def __init__(self, folder: RunFolder, terms: Terms, about: dict[str, Any]) -> None:
         self.folder, self._about = folder, about
         self.server = Server(folder.token, self)
-        self.processes = Processes()
         self._zero_s = time.monotonic()
         self._ended = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
         brain = Brain(self._open_journal, time.thread_time)
-        restored = brain.restore(folder.journal) if folder.journal.exists() else None
-        self._zero_s -= restored.clock_s if restored else 0.0
+        took_over: ev.TookOver | None = None
+        if folder.journal.exists():
+            clock_s, took_over = brain.restore(folder.journal)
+            self._zero_s -= clock_s
         record = MembershipRecorder(folder.membership)
-        self._coordinator = Coordinator(brain, self, lambda: self.now_s, record)
+        self.coordinator = Coordinator(brain, self.perform, lambda: self.now_s, record)
         numbers = [int(w[1:]) for w in folder.launched() if w[1:].isdecimal()]
         self.handle(ev.Opened(terms=terms, next_name=1 + max(numbers, default=-1)))
-        if restored is not None:
+        if took_over is not None:
             ended = sorted(folder.launched() - folder.outlived().keys())
-            took_over = ev.TookOver(
-                facts=restored.facts,
-                rostered=tuple(sorted(restored.rostered)),
-                previous_roster=restored.previous_roster,
-                stores=folder.stores(),
-                ended=tuple(ended),
-            )
-            self.handle(took_over)
+            self.handle(replace(took_over, stores=folder.stores(), ended=tuple(ended)))
 
     @property
     def now_s(self) -> float:
@@ -66,7 +60,7 @@ class Service:
     @property
     def state(self) -> RunState:
         """Who takes part in the run, as of now."""
-        return self._coordinator.state
+        return self.coordinator.state
 
     async def open(self, address: str, port: int, tls: ssl.SSLContext | None = None) -> str:
         """Listen, and write the address to the run folder."""
@@ -91,12 +85,12 @@ class Service:
             self._ticking.cancel()
             await asyncio.wait([self._ticking])
         await self.server.close()
-        self._coordinator.close()
+        self.coordinator.close()
         self.folder.close()
 
     def handle(self, event: ev.AnyInput, reply: ev.SendReply | None = None) -> None:
         """Tell membership what happened, now."""
-        self._coordinator.handle(event, reply)
+        self.coordinator.handle(event, reply)
 
     def status(self) -> dict[str, Any]:
         """The run as operators see it."""
@@ -110,51 +104,37 @@ class Service:
     def _open_journal(self, settings: Settings, about: dict[str, Any]) -> Journal | None:
         return Journal.create(self.folder.journal, settings, {**self._about, **about})
 
-    # For the server.
-
-    def connected(self, hello: Hello, reply: ev.SendReply) -> None:
-        event = ev.Connected(
-            worker=hello.worker,
-            generation=hello.generation,
-            host=hello.host,
-            pid=hello.pid,
-            checkpoint=self.folder.newest_checkpoint(),
-        )
-        self.handle(event, reply)
-
-    def heard(self, worker: WorkerId, message: FromClient) -> None:
-        self.handle(ev.Heard(worker=worker, message=message))
-
-    def closed(self, worker: WorkerId) -> None:
-        self.handle(ev.Disconnected(worker=worker))
-
-    def ask(self, ask: Ask, reply: ev.SendReply) -> None:
-        match ask.what:
-            case "status":
+    def answer(self, first: Hello | Ask, reply: ev.SendReply) -> None:
+        """For the server: answer the first message of a client that knows the token."""
+        match first:
+            case Hello(worker=worker, generation=generation, host=host, pid=pid):
+                event = ev.Connected(
+                    worker=worker,
+                    generation=generation,
+                    host=host,
+                    pid=pid,
+                    checkpoint=self.folder.newest_checkpoint(),
+                )
+                self.handle(event, reply)
+            case Ask(what="status"):
                 reply(Answer(told=self.status()))
-            case "scale":
-                self.handle(ev.ScaleAsked(num_workers=ask.num_workers), reply)
-            case "drain":
-                self.handle(ev.WorkerDrainAsked(worker=ask.worker), reply)
-            case "stop":
+            case Ask(what="scale", num_workers=num_workers):
+                self.handle(ev.ScaleAsked(num_workers=num_workers), reply)
+            case Ask(what="drain", worker=worker):
+                self.handle(ev.WorkerDrainAsked(worker=worker), reply)
+            case Ask(what="stop"):
                 self.handle(ev.StopAsked(why="an operator asked for it"), reply)
-            case _:
-                problem = f"cannot do {ask.what!r}; known: status, scale, drain, stop"
+            case Ask(what=what):
+                problem = f"cannot do {what!r}; known: status, scale, drain, stop"
                 reply(Answer(problem=problem))
 
-    # For the coordinator.
-
-    def perform(self, effect: ev.AnyEffect) -> ev.NotStarted | None:
-        """Perform one effect."""
+    def perform(self, effect: ev.OutwardEffect) -> None:
+        """For the coordinator: perform one effect."""
         match effect:
             case ev.Send(workers=workers, message=message):
                 self.server.send(message, *workers)
             case ev.HangUp(worker=worker):
                 self.server.hang_up(worker)
-            case ev.StartProcesses():
-                return self.processes.start(effect)
-            case ev.StopProcess(worker=worker):
-                self.processes.stop(worker)
             case ev.SaveStores(stores=stores):
                 try:
                     self.folder.save_stores(stores)
@@ -166,8 +146,5 @@ class Service:
                     )
             case ev.EndRun():
                 self._ended.set()
-            case ev.Log() | ev.Reply():
-                raise AssertionError("performed by the coordinator itself")
             case _:
                 assert_never(effect)
-        return None

@@ -1,19 +1,21 @@
-"""The state of membership: one frozen value that only `membership` replaces."""
+"""The state of membership: a value that only `membership` replaces, and never changes in place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from evenstep.coordinate.status import Throughput
-from evenstep.coordinate.terms import Ending, Store, Terms
+from evenstep.coordinate.events import Ending, Store, Terms
 from evenstep.decide.cluster import Cluster
 from evenstep.messages import Generation
-from evenstep.types import StepReport, Worker, WorkerId
+from evenstep.types import StepReport, Steps, Worker, WorkerId
+
+RECENT_S = 10.0  # of the run's clock; the newest steps count even if they took longer
+OVERDUE = 10.0  # no report for this many times the last report's duration: stalled
 
 
 class WorkerState(Enum):
@@ -29,8 +31,7 @@ class WorkerState(Enum):
     DONE = "done"  # trained to the end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunMember:
+class RunMember(msgspec.Struct, frozen=True, kw_only=True):
     """A connected worker."""
 
     id: WorkerId
@@ -63,7 +64,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def forgiven(self, now_s: float, lag_s: float) -> Contact:
         """Discount a time in which the coordinator itself did not listen."""
-        return msgspec.structs.replace(
+        return replace(
             self,
             heard_s=now_s,
             stuck_s=None if self.stuck_s is None else self.stuck_s + lag_s,
@@ -74,11 +75,10 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """A step or a generation is over, and with it the wait."""
         if not self.waiting and self.waiting_since_s is None and self.stuck_s is None:
             return self
-        return msgspec.structs.replace(self, waiting=False, waiting_since_s=None, stuck_s=None)
+        return replace(self, waiting=False, waiting_since_s=None, stuck_s=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(msgspec.Struct, frozen=True):
     """The end of a process, not judged yet."""
 
     code: int  # negative: the signal that ended it
@@ -86,8 +86,7 @@ class Exit:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessInfo:
+class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's process, as far as the run has to know; also of workers launched elsewhere."""
 
     running: bool = False  # launched here, and not ended
@@ -103,31 +102,27 @@ class ProcessInfo:
 # The phase: which generation the workers are in.
 
 
-@dataclass(frozen=True, slots=True)
-class Starting:
+class Starting(msgspec.Struct, frozen=True):
     """No generation has been announced."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Returning:
+class Returning(msgspec.Struct, frozen=True, kw_only=True):
     """After a takeover: workers of the newest roster are expected back until `until_s`."""
 
     away: frozenset[WorkerId]
-    missing: Mapping[WorkerId, str] = field(default_factory=dict)  # given up, and why
+    missing: Mapping[WorkerId, str] = {}  # given up, and why
     behind: frozenset[WorkerId] = frozenset()  # back, but in an older generation
     previous_roster: tuple[WorkerId, ...] = ()
     until_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
+class Training(msgspec.Struct, frozen=True):
     """A generation trains."""
 
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changing:
+class Changing(msgspec.Struct, frozen=True, kw_only=True):
     """A generation is announced and has not begun."""
 
     running: Generation | None  # None: the change holds at once, and nobody trains
@@ -135,8 +130,7 @@ class Changing:
     leaver_gone_s: float | None = None  # a leaver disconnected before `coming` began
 
 
-@dataclass(frozen=True, slots=True)
-class Suspended:
+class Suspended(msgspec.Struct, frozen=True):
     """Too few workers: they wait, state in hand."""
 
     reason: str
@@ -148,13 +142,11 @@ Phase = Starting | Returning | Training | Changing | Suspended
 # How the run closes; None while it goes on.
 
 
-@dataclass(frozen=True, slots=True)
-class Finishing:
+class Finishing(msgspec.Struct, frozen=True):
     """A worker has trained to the end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
+class Stopping(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody asked for the end of the run."""
 
     why: str
@@ -163,8 +155,7 @@ class Stopping:
     finishing: bool = False  # a worker has trained to the end meanwhile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The run is over. A script that fails afterwards may still change the ending."""
 
     ending: Ending
@@ -182,21 +173,58 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_meetings: int = 0  # since the last step, of workers that all waited for each other
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Throughput(msgspec.Struct, frozen=True):
+    """Samples per second of a generation's last steps, as its leader reports them."""
+
+    generation: int = 0
+    reported: tuple[tuple[float, Steps], ...] = ()  # when, and the steps since the one before
+
+    def add(self, now_s: float, generation: int, steps: Steps) -> Throughput:
+        """With some more steps. Those of an earlier generation are dropped."""
+        before = self.reported if generation == self.generation else ()
+        recent = tuple(entry for entry in before if now_s - entry[0] <= RECENT_S)
+        return Throughput(generation, (*recent, (now_s, steps)))
+
+    def samples_per_s(self, now_s: float, generation: int) -> float:
+        """0 if this generation has reported no step, or none for much longer than a step takes."""
+        if generation != self.generation or not self.reported:
+            return 0.0
+        last_s, newest = self.reported[-1]
+        if now_s - last_s > max(RECENT_S, OVERDUE * newest.seconds):
+            return 0.0
+        recent = [steps for at_s, steps in self.reported if now_s - at_s <= RECENT_S] or [newest]
+        return round(sum(s.samples for s in recent) / sum(s.seconds for s in recent), 1)
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """For people only: no effect depends on it."""
 
     step: int = -1  # the last one taken
-    reports: Mapping[WorkerId, StepReport] = field(default_factory=dict)
-    throughput: Throughput = field(default_factory=Throughput)
+    reports: Mapping[WorkerId, StepReport] = {}
+    throughput: Throughput = Throughput()
 
 
-class RunView:
-    """What a state and a draft of the next one can be asked alike."""
+class RunState(msgspec.Struct, kw_only=True):
+    """Everything the coordinator knows about who takes part in a run."""
 
-    phase: Phase
-    closing: Closing | None
-    processes: Mapping[WorkerId, ProcessInfo]
+    terms: Terms = Terms()
+    next_name: int = 0
+    phase: Phase = Starting()
+    closing: Closing | None = None
+    members: dict[WorkerId, RunMember] = {}
+    stores: dict[WorkerId, Store] = {}
+    processes: dict[WorkerId, ProcessInfo] = {}
+    restarts_left: int = 0
+    has_launched: bool = False
+    rostered: set[WorkerId] = set()  # ids that were ever in a roster
+    finished: set[WorkerId] = set()  # trained to the end; their scripts may still run
+    facts: dict[str, Any] = {}  # that all workers share
+    first_ready_s: float | None = None
+    last_loss: str = "none came"
+    cluster: Cluster | None = None  # as the brain last left it
+    contacts: dict[WorkerId, Contact] = {}
+    timing: Timing = Timing()
+    progress: Progress = Progress()
 
     @property
     def running(self) -> Generation | None:
@@ -220,71 +248,10 @@ class RunView:
         """Launched workers whose processes have not ended."""
         return {worker for worker, info in self.processes.items() if info.running}
 
-
-class RunState(RunView, msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the coordinator knows about who takes part in a run."""
-
-    terms: Terms = Terms()
-    next_name: int = 0
-    phase: Phase = Starting()
-    closing: Closing | None = None
-    members: Mapping[WorkerId, RunMember] = {}
-    stores: Mapping[WorkerId, Store] = {}
-    processes: Mapping[WorkerId, ProcessInfo] = {}
-    restarts_left: int = 0
-    has_launched: bool = False
-    rostered: Set[WorkerId] = frozenset()  # ids that were ever in a roster
-    finished: Set[WorkerId] = frozenset()  # trained to the end; their scripts may still run
-    facts: Mapping[str, Any] = {}  # that all workers share
-    first_ready_s: float | None = None
-    last_loss: str = "none came"
-    cluster: Cluster | None = None  # as the brain last left it
-    contacts: Mapping[WorkerId, Contact] = {}
-    timing: Timing = Timing()
-    progress: Progress = Progress()
-
     @property
     def evicted(self) -> set[WorkerId]:
         """Workers whose processes were to be terminated."""
         return {worker for worker, info in self.processes.items() if info.evicted}
-
-    @property
-    def phase_name(self) -> str:
-        """As operators read it."""
-        match self.closing, self.phase:
-            case Ended(), _:
-                return "ended"
-            case Stopping(), _:
-                return "stopping"
-            case Finishing(), _:
-                return "finishing"
-            case None, Returning():
-                return "waiting for workers to come back"
-            case None, Suspended():
-                return "paused"
-            case None, Starting():
-                return "starting"
-        return "training" if self.running else "regrouping"
-
-    @property
-    def reason(self) -> str:
-        """Why the run is paused or stopping; empty if it is neither."""
-        match self.phase, self.closing:
-            case Suspended(reason), _:
-                return reason
-            case _, Stopping(why=reason) | Ended(stopped_because=reason):
-                return reason
-        return ""
-
-    def name_of(self, worker: WorkerId) -> str:
-        """A worker's state, as operators read it."""
-        if worker in self.away:
-            return "away"
-        member = self.members.get(worker)
-        if member is None:
-            starting = worker in self.running_processes and worker not in self.rostered
-            return "starting" if starting else "gone"
-        return "stuck" if self.contacts[worker].stuck_s is not None else member.state.value
 
 
 MINOR = ("cluster", "contacts", "timing", "progress")

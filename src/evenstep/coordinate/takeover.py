@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from evenstep.coordinate import roster
 from evenstep.coordinate.announce import let_go, make_generation, pause
@@ -56,9 +56,8 @@ def abandon(d: Draft, worker: WorkerId, why: str) -> bool:
 def check_lease(d: Draft) -> None:
     """Give up the workers that did not come back within their lease."""
     if isinstance(d.phase, Returning) and d.now_s >= d.phase.until_s:
-        late = dict.fromkeys(sorted(d.phase.away), "it did not come back within the lease")
-        d.phase = replace(d.phase, away=frozenset(), missing={**d.phase.missing, **late})
-        _resume_if_complete(d)
+        for worker in sorted(d.away):
+            abandon(d, worker, "it did not come back within the lease")
 
 
 def adopt(d: Draft, worker: WorkerId) -> None:

@@ -1,4 +1,4 @@
-"""Groups on cards: what can be known of them where there is none."""
+"""Process groups: NCCL behaviour on a fake backend, and aborting real Gloo groups."""
 
 from __future__ import annotations
 
@@ -31,60 +31,60 @@ from tests.train.ranks import control_of, run_ranks
 CUDA = torch.device("cuda", 0)
 
 
-class Sum:
-    """A sum of NCCL's: there after some looks at it, or never.
+class FakeWork:
+    """An NCCL all-reduce that completes after `polls` polls, or never if None.
 
-    `error` is raised by a wait for it; `failure` is not, as in WorkNCCL.
+    `wait` raises `error`. As in WorkNCCL, it does not raise `failure`.
     """
 
     def __init__(
-        self, looks: int | None, error: str = "", failure: Exception | None = None
+        self, polls: int | None, error: str = "", failure: Exception | None = None
     ) -> None:
-        self._looks, self._error, self._failure = looks, error, failure
+        self._polls, self._error, self._failure = polls, error, failure
         self.ordered = False  # the stream waits for it
 
     def is_completed(self) -> bool:
-        if self._looks is None:
+        if self._polls is None:
             return False
-        self._looks -= 1
-        return self._looks < 0
+        self._polls -= 1
+        return self._polls < 0
 
     def exception(self) -> Exception | None:
         return self._failure
 
     def wait(self, timeout: Any = None) -> None:
-        assert timeout is None, "NCCL would break off the sum"
+        assert timeout is None, "NCCL would abort the all-reduce"
         if self._error:
             raise RuntimeError(self._error)
         self.ordered = True
 
 
-class Nccl:
-    """Keeps in mind when it was ended."""
+class FakeNccl:
+    """Records whether it was aborted, and whether that interrupted an all-reduce."""
 
     def __init__(self) -> None:
-        self.ended = threading.Event()
+        self.aborted = threading.Event()
         self.work: Any = None
-        self.cut_short = False
+        self.interrupted = False
 
     def allreduce(self, tensors: Any, options: Any) -> Any:
         return self.work
 
     def abort(self) -> None:
-        self.cut_short = self.work is not None and not self.work.is_completed()
-        self.ended.set()
+        self.interrupted = self.work is not None and not self.work.is_completed()
+        self.aborted.set()
 
 
-def group(*, sees_through: bool, check: Any = lambda _: None) -> tuple[Group, Nccl]:
+def group(*, sees_through: bool, check: Any = lambda _: None) -> tuple[Group, FakeNccl]:
     made = Group(HashStore(), 1, 0, 1, timeout_s=1.0, device=CUDA, check=check, last_words_s=0.0)
-    made.sees_through, backend = sees_through, Nccl()
+    made.sees_through, backend = sees_through, FakeNccl()
     made._backend = backend
     return made, backend
 
 
-def test_a_sum_on_a_card_is_there_when_the_wait_for_it_ends() -> None:
+def test_on_a_gpu_wait_blocks_the_host_until_the_sum_is_complete() -> None:
     made, _ = group(sees_through=True)
-    work = Sum(looks=3)
+    work = FakeWork(polls=3)
     made.wait(work)  # type: ignore[arg-type]
     assert work.ordered
     assert work.is_completed()
@@ -92,60 +92,60 @@ def test_a_sum_on_a_card_is_there_when_the_wait_for_it_ends() -> None:
 
 def test_a_fixed_roster_only_orders_the_streams() -> None:
     made, _ = group(sees_through=False)
-    work = Sum(looks=None)
+    work = FakeWork(polls=None)
     made.wait(work)  # type: ignore[arg-type]
     assert work.ordered
 
 
-def test_a_sum_that_will_never_come_is_given_up_and_the_card_freed() -> None:
-    asked: list[float] = []
+def test_a_sum_that_never_completes_is_interrupted_and_aborted() -> None:
+    waits_s: list[float] = []
 
     def check(waited_s: float) -> None:
-        asked.append(waited_s)
-        if len(asked) == 3:
+        waits_s.append(waited_s)
+        if len(waits_s) == 3:
             raise SupersededError("a newer generation")
 
     made, backend = group(sees_through=True, check=check)
-    work = Sum(looks=None)
+    work = FakeWork(polls=None)
     with pytest.raises(SupersededError):
         made.wait(work)  # type: ignore[arg-type]
-    assert asked == sorted(asked)
-    assert not work.ordered  # or the card would wait for it for ever
+    assert waits_s == sorted(waits_s)
+    assert not work.ordered  # or the stream would block forever
     assert made.is_closed
-    assert backend.ended.wait(10.0)
+    assert backend.aborted.wait(10.0)
 
 
 @pytest.mark.parametrize("sees_through", [False, True])
-def test_a_sum_that_failed_is_a_lost_peer(sees_through: bool) -> None:
+def test_a_failed_sum_is_a_lost_worker(sees_through: bool) -> None:
     made, _ = group(sees_through=sees_through)
     with pytest.raises(WorkerLostError, match="NCCL error: remote process exited"):
-        made.wait(Sum(0, "NCCL error: remote process exited"))  # type: ignore[arg-type]
+        made.wait(FakeWork(0, "NCCL error: remote process exited"))  # type: ignore[arg-type]
 
 
-def test_a_sum_that_is_completed_by_an_error_is_a_lost_peer() -> None:
+def test_a_sum_that_completes_with_an_error_is_a_lost_worker() -> None:
     made, _ = group(sees_through=True)
-    work = Sum(looks=0, failure=RuntimeError("NCCL error: remote process exited"))
+    work = FakeWork(polls=0, failure=RuntimeError("NCCL error: remote process exited"))
     with pytest.raises(WorkerLostError, match="NCCL error: remote process exited"):
         made.wait(work)  # type: ignore[arg-type]
-    assert not work.ordered  # or the card would go on with a failed sum
+    assert not work.ordered  # or the stream would use a failed sum
 
 
-def test_closing_lets_the_last_sum_of_a_fixed_roster_end() -> None:
+def test_closing_a_fixed_group_waits_for_its_last_sum() -> None:
     made, backend = group(sees_through=False)
-    backend.work = Sum(looks=3)
+    backend.work = FakeWork(polls=3)
     made.sum_async(torch.zeros(1))
     made.close(0.0)
-    assert backend.ended.wait(10.0)
-    assert not backend.cut_short
+    assert backend.aborted.wait(10.0)
+    assert not backend.interrupted
 
 
-def test_closing_an_elastic_group_ends_what_hangs_in_it() -> None:
+def test_closing_an_elastic_group_interrupts_pending_sums() -> None:
     made, backend = group(sees_through=True)
-    backend.work = Sum(looks=None)
+    backend.work = FakeWork(polls=None)
     made.sum_async(torch.zeros(1))
     made.close(0.0)
-    assert backend.ended.wait(10.0)
-    assert backend.cut_short
+    assert backend.aborted.wait(10.0)
+    assert backend.interrupted
 
 
 def test_why_gradients_go_through_host_memory() -> None:
@@ -169,7 +169,7 @@ def test_a_rank_whose_peer_fails_shows_the_peers_traceback_and_nothing_before_it
     assert "During handling" not in shown
 
 
-def test_a_meeting_that_is_given_up_shows_why_and_nothing_before_it() -> None:
+def test_an_interrupted_rendezvous_shows_its_cause_and_nothing_before_it() -> None:
     def check(_: float) -> None:
         raise RankFailedError(1, "ZeroDivisionError")
 
@@ -181,18 +181,18 @@ def test_a_meeting_that_is_given_up_shows_why_and_nothing_before_it() -> None:
 
 
 @pytest.mark.parametrize("sees_through", [False, True])
-def test_a_lost_peer_is_all_that_is_shown_of_a_failed_sum(sees_through: bool) -> None:
+def test_a_lost_worker_hides_the_error_of_the_backend(sees_through: bool) -> None:
     made, _ = group(sees_through=sees_through)
     with pytest.raises(WorkerLostError) as caught:
-        made.wait(Sum(0, "NCCL error: remote process exited"))  # type: ignore[arg-type]
+        made.wait(FakeWork(0, "NCCL error: remote process exited"))  # type: ignore[arg-type]
     assert caught.value.__context__ is None
 
 
-BIG = 2**62  # cards whose numbers differ in the last place only
+BIG = 2**62  # GPU ids that differ in the last bit only
 
 
 @pytest.mark.parametrize(("cards", "can"), [((BIG, BIG + 1), True), ((BIG, BIG), False)])
-def test_ranks_tell_their_cards_apart(cards: tuple[int, int], can: bool) -> None:
+def test_nccl_needs_a_gpu_of_its_own_for_every_rank(cards: tuple[int, int], can: bool) -> None:
     def body(session: Any) -> bool:
         return on_cards(control_of(session), cards[session.rank], elastic=False)
 
@@ -207,14 +207,14 @@ def elastic(session: Any) -> bool:
 
 
 @pytest.fixture
-def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+def unset_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EVENSTEP_NCCL", WATCHDOG):
         monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)  # so that a test may set it, and leave nothing behind
+        monkeypatch.delenv(name)  # set before, so that a value set by the test is undone
 
 
-@pytest.mark.usefixtures("untold")
-def test_an_elastic_run_goes_through_host_memory_and_says_so_once(
+@pytest.mark.usefixtures("unset_environment")
+def test_an_elastic_run_reduces_in_host_memory_and_logs_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _log_once.cache_clear()
@@ -222,19 +222,19 @@ def test_an_elastic_run_goes_through_host_memory_and_says_so_once(
     for _ in range(2):  # generations
         assert run_ranks(2, elastic) == [False, False]
     assert WATCHDOG not in os.environ
-    told = [r.message for r in caplog.records if "reduced in host memory" in r.message]
-    assert len(told) == 1
-    assert "EVENSTEP_NCCL=1" in told[0]
+    logged = [r.message for r in caplog.records if "reduced in host memory" in r.message]
+    assert len(logged) == 1
+    assert "EVENSTEP_NCCL=1" in logged[0]
 
 
-@pytest.mark.usefixtures("untold")
-def test_an_elastic_run_uses_nccl_if_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("unset_environment")
+def test_an_elastic_run_uses_nccl_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENSTEP_NCCL", "1")
     assert run_ranks(2, elastic) == [True, True]
 
 
-@pytest.mark.usefixtures("untold")
-def test_the_watchdog_is_off_while_an_elastic_group_is_made_and_for_nobody_else() -> None:
+@pytest.mark.usefixtures("unset_environment")
+def test_the_watchdog_is_off_only_while_an_elastic_group_is_created() -> None:
     with surviving_errors(True):
         assert not ends_on_error()
     assert ends_on_error()
@@ -243,35 +243,38 @@ def test_the_watchdog_is_off_while_an_elastic_group_is_made_and_for_nobody_else(
         assert ends_on_error()
 
 
-def test_workers_on_processors_hear_nothing_of_cards(caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_on_cpus_log_nothing_about_gpus(caplog: pytest.LogCaptureFixture) -> None:
     _log_once.cache_clear()
     caplog.set_level(logging.INFO, logger="evenstep")
     assert run_ranks(2, lambda s: on_cards(control_of(s), 0, elastic=True)) == [False, False]
     assert "host memory" not in caplog.text
 
 
-def test_the_users_own_setting_of_the_watchdog_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_watchdog_setting_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WATCHDOG, "1")
     with surviving_errors(True):
         assert os.environ[WATCHDOG] == "1"
     assert os.environ[WATCHDOG] == "1"
 
 
-def test_a_processor_is_no_card() -> None:
+def test_a_cpu_has_no_gpu_id() -> None:
     assert card_of(torch.device("cpu")) == 0
 
 
 def ring(world: int) -> list[Group]:
-    """All ranks of a group, in this process."""
+    """All ranks of a Gloo group, in this process."""
     store = HashStore()
     with ThreadPoolExecutor(world) as pool:
         return list(pool.map(lambda r: Group(store, 1, r, world, timeout_s=3600.0), range(world)))
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [3, 2, 1, 0, 4]], ids=str)
-def test_closing_a_group_aborts_what_is_blocked_in_it(order: list[int]) -> None:
-    """In a ring of five whose last rank never starts its sum. Upwards nobody's connections are
-    broken; downwards, each rank's next neighbour is gone already."""
+def test_closing_a_group_aborts_blocked_sums(order: list[int]) -> None:
+    """In a ring of five, the last rank never starts its sum.
+
+    In ascending order no rank has a broken connection when it closes; in descending order each
+    rank's next neighbour is already gone.
+    """
     ranks = ring(5)
     for rank in ranks[:-1]:
         rank.sum_async(torch.ones(1000))
@@ -280,7 +283,7 @@ def test_closing_a_group_aborts_what_is_blocked_in_it(order: list[int]) -> None:
         assert ranks[i].is_gone
 
 
-def test_a_process_that_leaves_while_a_sum_is_blocked_ends_in_order() -> None:
+def test_a_process_with_a_blocked_sum_exits_cleanly() -> None:
     code = """
 import torch
 from evenstep.train.comm.transfer import await_closed
@@ -298,7 +301,7 @@ await_closed(3600.0)
     assert done.returncode == 0
 
 
-def test_a_closed_group_sums_nothing_instead_of_giving_back_the_ranks_own_value() -> None:
+def test_a_sum_in_a_closed_group_is_an_error() -> None:
     def body(session: Any) -> None:
         control_of(session).close()
         with pytest.raises(GroupGoneError, match="has closed its group of 2 workers"):

@@ -1,4 +1,4 @@
-"""The brain in a thread of the leader: what it hears of steps."""
+"""The planner in a thread of the leader: which steps reach the decisions."""
 
 from __future__ import annotations
 
@@ -33,35 +33,33 @@ def done(number: int, *reports: Report) -> Step:
     return step
 
 
-class Now:
-    """A clock that the test sets."""
-
-    s = 0.0
+class ManualClock:
+    now_s = 0.0
 
 
-def test_it_hears_of_every_calm_step_by_their_means(tmp_path: Path) -> None:
+def test_calm_steps_are_reported_as_means_without_gaps(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     settings = build(Settings, {"policy": "uniform", "batch": {"size": 64}, "workers": {"min": 2}})
     engine = Engine(settings)
     engine.journal = Journal.create(path, settings)
-    now = Now()
-    planner = LocalPlanner(engine, [Worker(id="a"), Worker(id="b")], lambda: now.s)
-    # Shorter than what a decision has to wait for, and so many that a busy machine makes some.
+    clock = ManualClock()
+    planner = LocalPlanner(engine, [Worker(id="a"), Worker(id="b")], lambda: clock.now_s)
+    # Steps shorter than a decision's interval, and enough of them for decisions on a busy machine.
     noise = [0.02 + 0.00001 * (step % 7) for step in range(10_000)]
     for step, compute_s in enumerate(noise):
-        now.s = 0.02 * step
+        clock.now_s = 0.02 * step
         planner.report(done(step, report(compute_s), report(0.02)))
     planner.close()
-    told = [record.event for record in read(path)[1] if isinstance(record.event, StepDone)]
-    # The first few are told by themselves, unless the machine is too busy to decide on them.
-    calm = [(a.step, b) for a, b in pairwise(told) if a.step >= WATCHED_STEPS]
+    events = [record.event for record in read(path)[1] if isinstance(record.event, StepDone)]
+    # The first few are reported singly, unless the machine is too busy to decide on them.
+    calm = [(a.step, b) for a, b in pairwise(events) if a.step >= WATCHED_STEPS]
     assert any(event.step > before + 1 for before, event in calm)
     for before, event in calm:
         mean_s = fmean(noise[before + 1 : event.step + 1])
         assert [r.compute_s for r in event.reports] == pytest.approx([mean_s, 0.02])
 
 
-def test_a_policy_that_ignores_caps_is_told_and_the_last_plan_stays(
+def test_a_policy_that_ignores_caps_is_an_error_and_the_last_plan_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(POLICIES, "uncapped", Uncapped)

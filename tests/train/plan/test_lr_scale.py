@@ -18,7 +18,7 @@ from tests.train.test_loop import data, made, mse, result
 
 
 class Scale(LrScale):
-    """With the step that it is at."""
+    """A scale with its own step counter."""
 
     def __init__(self) -> None:
         super().__init__()

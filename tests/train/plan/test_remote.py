@@ -1,4 +1,4 @@
-"""The leader tells the coordinator of all its steps, but not with a message for each."""
+"""The leader reports every step to the coordinator, many steps per message."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ STEP_S, SHARE = 0.01, 32
 
 
 class Run:
-    """A leader of two, with a clock of its own; what it told is in `told`."""
+    """The leader of two workers on a fake clock; `sent` has its messages."""
 
     def __init__(self) -> None:
-        self.now_s, self.step, self.told = 0.0, 0, list[Stepped]()
+        self.now_s, self.step, self.sent = 0.0, 0, list[Stepped]()
         self.planner = RemotePlanner(self, self, lambda: self.now_s)
         self.leads, self.generation = True, 0
 
@@ -29,10 +29,10 @@ class Run:
         return None
 
     def send(self, message: Stepped) -> None:
-        self.told.append(message)
+        self.sent.append(message)
 
     def train(self, number: int, steps: Sequence[Sequence[float]]) -> None:
-        """Steps of a generation that has just begun."""
+        """Take these steps in a new generation."""
         by = Generation(
             number=number,
             roster=("a", "b"),
@@ -65,42 +65,42 @@ EVEN = (STEP_S, STEP_S)
 UNEVEN = (STEP_S, 0.3 * STEP_S)
 
 
-def test_calm_steps_are_told_together() -> None:
+def test_calm_steps_share_a_message() -> None:
     run = Run()
     run.train(1, [EVEN] * 1000)
-    assert len(run.told) < 1000 * STEP_S * BUDGET_FRACTION / MESSAGE_S + WATCHED_STEPS
-    assert [m.step for m in run.told[:WATCHED_STEPS]] == list(range(WATCHED_STEPS))
-    last = run.told[-1]
-    assert sum(1 + m.quiet.num for m in run.told) == last.step + 1
+    assert len(run.sent) < 1000 * STEP_S * BUDGET_FRACTION / MESSAGE_S + WATCHED_STEPS
+    assert [m.step for m in run.sent[:WATCHED_STEPS]] == list(range(WATCHED_STEPS))
+    last = run.sent[-1]
+    assert sum(1 + m.quiet.num for m in run.sent) == last.step + 1
     assert last.quiet.seconds > 0
     assert last.quiet.samples == 2 * SHARE * last.quiet.num
 
 
-def test_a_change_is_told_at_once() -> None:
+def test_a_change_is_reported_at_once() -> None:
     run = Run()
     run.train(1, [EVEN] * 200)
     run.train(2, [EVEN] * 200)
-    first = next(m for m in run.told if m.generation == 2)
+    first = next(m for m in run.sent if m.generation == 2)
     assert first.step == 200
-    assert first.quiet.num == 0  # those before were not of this roster, but their samples count
-    assert sum(2 * SHARE + m.quiet.samples for m in run.told[: run.told.index(first) + 1]) == (
+    assert first.quiet.num == 0  # earlier steps had another roster; only their samples count
+    assert sum(2 * SHARE + m.quiet.samples for m in run.sent[: run.sent.index(first) + 1]) == (
         2 * SHARE * 201
     )
-    run.told.clear()
+    run.sent.clear()
     run.train(2, [EVEN] * 100 + [UNEVEN] * 10)
-    assert {400 + 100 + i for i in range(WATCHED_STEPS)} <= {m.step for m in run.told}
+    assert {400 + 100 + i for i in range(WATCHED_STEPS)} <= {m.step for m in run.sent}
 
 
-def test_a_calm_step_is_told_with_the_mean_of_those_since_the_last_a_new_one_by_itself() -> None:
+def test_calm_steps_are_reported_as_their_mean_and_a_change_by_itself() -> None:
     run = Run()
     noise = [(STEP_S, STEP_S * (0.99 + 0.0001 * (i % 100))) for i in range(500)]
     run.train(1, [*noise, UNEVEN])
-    for message in run.told[WATCHED_STEPS:-1]:
+    for message in run.sent[WATCHED_STEPS:-1]:
         since = noise[message.step - message.quiet.num : message.step + 1]
         means = [fmean(column) for column in zip(*since, strict=True)]
         assert [r.compute_s for r in message.reports] == pytest.approx(means)
-    assert max(m.quiet.num for m in run.told) > 10
-    last = run.told[-1]
+    assert max(m.quiet.num for m in run.sent) > 10
+    last = run.sent[-1]
     assert (last.step, [r.compute_s for r in last.reports]) == (500, list(UNEVEN))
 
 
@@ -108,13 +108,13 @@ times = st.sampled_from([EVEN, UNEVEN, (0.5 * STEP_S, STEP_S)])
 
 
 @given(st.lists(st.lists(times, max_size=200), max_size=8))
-def test_no_step_is_told_twice_or_forgotten_and_messages_stay_few(
+def test_every_step_is_reported_once_within_the_message_budget(
     history: list[list[tuple[float, float]]],
 ) -> None:
     run = Run()
     for number, steps in enumerate(history):
         run.train(number, steps)
-    told = sum(2 * SHARE + m.quiet.samples for m in run.told)
-    if run.told:
-        assert told == 2 * SHARE * (run.told[-1].step + 1)
-    assert len(run.told) <= (BURST_S + BUDGET_FRACTION * run.now_s) / MESSAGE_S + 1
+    samples = sum(2 * SHARE + m.quiet.samples for m in run.sent)
+    if run.sent:
+        assert samples == 2 * SHARE * (run.sent[-1].step + 1)
+    assert len(run.sent) <= (BURST_S + BUDGET_FRACTION * run.now_s) / MESSAGE_S + 1

@@ -223,7 +223,7 @@ def test_optimizer_state_is_received_in_place() -> None:
     [
         (torch.optim.SGD, ["momentum_buffer"]),
         (torch.optim.AdamW, ["exp_avg", "exp_avg_sq"]),
-        (torch.optim.Adafactor, []),  # rows and columns, not shaped like the parameters
+        (torch.optim.Adafactor, []),  # row and column statistics, not parameter-shaped
         (torch.optim.SparseAdam, []),  # takes no dense gradients
         (torch.optim.LBFGS, []),  # steps by a closure
     ],
@@ -255,7 +255,7 @@ def test_preallocating_keeps_existing_state() -> None:
 
 
 class Mean:
-    """An average of parameters that begins as a view of them, as scripts have it."""
+    """An average of parameters that starts as a view of them, as in many scripts."""
 
     def __init__(self, net: nn.Module) -> None:
         self.shadow = {name: p.detach() for name, p in net.named_parameters()}

@@ -1,4 +1,4 @@
-"""A worker's line to a coordinator that goes away and comes back."""
+"""A worker's connection to a coordinator that disappears and comes back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 from msgspec.structs import replace
 
-from evenstep.coordinate.handshake import StrangerError
+from evenstep.coordinate.client import StrangerError
 from evenstep.errors import InvalidInputError
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import (
@@ -43,158 +43,160 @@ ELSEWHERE = Generation(
 )
 
 
-class Desk:
-    """A coordinator's end of the line, spoken by hand."""
+class FakeCoordinator:
+    """A coordinator whose messages are scripted by the test."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(WAIT_S)
-        self._calls: list[Call] = []
+        self._connections: list[Connection] = []
         self.where = CoordinatorAddress(
             host="127.0.0.1", port=self._listener.getsockname()[1], token="t", worker="w0"
         )
 
     def close(self) -> None:
         self._listener.close()
-        for call in self._calls:
-            call.hang_up()
+        for connection in self._connections:
+            connection.close()
 
-    def slam(self) -> None:
-        """Take a call and hang up before a word."""
+    def accept_and_close(self) -> None:
+        """Close a connection without a word."""
         self._listener.accept()[0].close()
 
-    def babble(self) -> None:
-        """Something else listens there."""
+    def send_garbage(self) -> None:
+        """Answer like another protocol's server."""
         with closing(self._listener.accept()[0]) as there:
             there.sendall(b"SSH-2.0\r\n")
 
-    def pretend(self, *said: ToClient) -> None:
-        """Somebody greets, and says this after the worker's first words."""
-        call = self._greet()
-        call.hear()
-        call.say(*said)
-        call.hang_up()
+    def impersonate(self, *messages: ToClient) -> None:
+        """Send a greeting and, after the worker's hello, these messages."""
+        connection = self._greet()
+        connection.receive()
+        connection.send(*messages)
+        connection.close()
 
-    def accept(self, answer: Welcome | Refused = WELCOME) -> Call:
-        """Let the worker in, or refuse it, as its coordinator does."""
-        call = self._greet()
-        hello = call.hear()
+    def accept(self, answer: Welcome | Refused = WELCOME) -> Connection:
+        """Complete the handshake: admit the worker, or refuse it."""
+        connection = self._greet()
+        hello = connection.receive()
         assert isinstance(hello, Hello)
-        call.say(replace(answer, proof=proof(self.where.token, hello.nonce, COORDINATOR)))
-        return call
+        connection.send(replace(answer, proof=proof(self.where.token, hello.nonce, COORDINATOR)))
+        return connection
 
-    def pick_up(self) -> Call:
-        """Take a call, and say nothing."""
+    def accept_silently(self) -> Connection:
+        """Accept a connection and send nothing."""
         there, _ = self._listener.accept()
         there.settimeout(WAIT_S)
-        self._calls.append(Call(there))
-        return self._calls[-1]
+        self._connections.append(Connection(there))
+        return self._connections[-1]
 
-    def _greet(self) -> Call:
-        call = self.pick_up()
-        call.say(Greeting(nonce="00" * 16))
-        return call
+    def _greet(self) -> Connection:
+        connection = self.accept_silently()
+        connection.send(Greeting(nonce="00" * 16))
+        return connection
 
 
-class Call:
-    """One connection."""
-
+class Connection:
     def __init__(self, there: socket.socket) -> None:
         self._there, self._lines = there, there.makefile("rb")
 
-    def hear(self) -> FromClient:
-        """The next message that is no heartbeat."""
+    def receive(self) -> FromClient:
+        """The next message other than heartbeats."""
         while True:
             message = from_client.decode(self._lines.readline())
             if not isinstance(message, Alive):
                 return message
 
-    def say(self, *messages: ToClient) -> None:
-        self.say_bytes(b"".join(map(to_client.encode, messages)))
+    def send(self, *messages: ToClient) -> None:
+        self.send_bytes(b"".join(map(to_client.encode, messages)))
 
-    def say_bytes(self, data: bytes) -> None:
+    def send_bytes(self, data: bytes) -> None:
         self._there.sendall(data)
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         self._lines.close()
         self._there.close()
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    with closing(Desk()) as desk:
-        yield desk
+def coordinator() -> Iterator[FakeCoordinator]:
+    with closing(FakeCoordinator()) as coordinator:
+        yield coordinator
 
 
 class Worker:
-    """What a control asks of training."""
+    """Connects to a fake coordinator; has the progress that heartbeats report."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, coordinator: FakeCoordinator) -> None:
         self.generation = 0
-        self._desk = desk
+        self._coordinator = coordinator
 
     def _progress(self) -> Alive:
         return Alive(generation=self.generation, step=0, waiting=False)
 
-    def dial(self) -> tuple[Control, Call]:
-        """A control, and the other end of its line."""
+    def connect(self) -> tuple[Control, Connection]:
+        """Both ends of a new connection."""
         with ThreadPoolExecutor(1) as pool:
-            call = pool.submit(self._desk.accept)
-            return self.control(), call.result()
+            accepted = pool.submit(self._coordinator.accept)
+            return self.control(), accepted.result()
 
     def control(self) -> Control:
-        return Control(self._desk.where, self._progress)
+        return Control(self._coordinator.where, self._progress)
 
 
 @pytest.mark.parametrize("generation", [0, 3])
-def test_who_has_no_place_yet_says_again_that_it_is_ready(desk: Desk, generation: int) -> None:
-    worker = Worker(desk)
-    control, call = worker.dial()
+def test_after_a_reconnect_a_worker_without_a_generation_is_ready_again(
+    coordinator: FakeCoordinator, generation: int
+) -> None:
+    worker = Worker(coordinator)
+    control, connection = worker.connect()
     control.send(ready())
-    assert call.hear() == ready()
+    assert connection.receive() == ready()
     worker.generation = generation
-    call.hang_up()
-    again = desk.accept()
-    while not control.connected:  # until then, what it says is dropped
+    connection.close()
+    again = coordinator.accept()
+    while not control.connected:  # until then, messages are dropped
         control.wait(0.01)
     control.send(Stuck(generation=0, step=1, waited_s=1.0))
-    first = again.hear()
+    first = again.receive()
     assert first == ready() if generation == 0 else isinstance(first, Stuck)
     control.close()
 
 
-def test_the_wish_to_leave_outlives_a_coordinator(desk: Desk) -> None:
-    control, call = Worker(desk).dial()
-    call.hang_up()
-    control.send(Leaving(why="SIGTERM"))  # perhaps while nobody listens
-    assert desk.accept().hear() == Leaving(why="SIGTERM")
+def test_a_leave_request_survives_a_lost_coordinator(coordinator: FakeCoordinator) -> None:
+    control, connection = Worker(coordinator).connect()
+    connection.close()
+    control.send(Leaving(why="SIGTERM"))  # possibly while disconnected
+    assert coordinator.accept().receive() == Leaving(why="SIGTERM")
     control.close()
 
 
-def test_a_new_worker_redials_a_coordinator_that_hangs_up_before_it_answers(desk: Desk) -> None:
+def test_a_new_worker_reconnects_if_the_coordinator_hangs_up_before_it_answers(
+    coordinator: FakeCoordinator,
+) -> None:
     with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(Worker(desk).control)
-        desk.slam()
-        call = desk.accept()
+        made = pool.submit(Worker(coordinator).control)
+        coordinator.accept_and_close()
+        connection = coordinator.accept()
         control = made.result()
     control.send(ready())
-    assert call.hear() == ready()
+    assert connection.receive() == ready()
     control.close()
 
 
-def test_whoever_listens_in_between_it_dials_on(desk: Desk) -> None:
-    control, call = Worker(desk).dial()
-    call.hang_up()
-    desk.slam()
-    desk.babble()
+def test_a_worker_keeps_reconnecting_past_other_servers(coordinator: FakeCoordinator) -> None:
+    control, connection = Worker(coordinator).connect()
+    connection.close()
+    coordinator.accept_and_close()
+    coordinator.send_garbage()
     control.send(Leaving(why="SIGTERM"))
-    assert desk.accept().hear() == Leaving(why="SIGTERM")
+    assert coordinator.accept().receive() == Leaving(why="SIGTERM")
     assert control.goodbye is None
     control.close()
 
 
 @pytest.mark.parametrize(
-    "said",
+    "messages",
     [
         (WELCOME, ELSEWHERE),
         (replace(WELCOME, proof=proof("t", "00" * 16)), Goodbye(why="the run has ended")),
@@ -205,37 +207,37 @@ def test_whoever_listens_in_between_it_dials_on(desk: Desk) -> None:
     ],
     ids=["welcome", "echo", "another run's", "goodbye", "refused", "generation"],
 )
-def test_one_who_took_the_coordinators_place_cannot_end_nor_order_a_worker(
-    desk: Desk, said: tuple[ToClient, ...], caplog: pytest.LogCaptureFixture
+def test_an_impostor_can_neither_stop_nor_command_a_worker(
+    coordinator: FakeCoordinator, messages: tuple[ToClient, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    control, call = Worker(desk).dial()
-    call.hang_up()
-    desk.pretend(*said)
-    desk.pretend(*said)
+    control, connection = Worker(coordinator).connect()
+    connection.close()
+    coordinator.impersonate(*messages)
+    coordinator.impersonate(*messages)
     control.send(Leaving(why="SIGTERM"))
-    assert desk.accept().hear() == Leaving(why="SIGTERM")
+    assert coordinator.accept().receive() == Leaving(why="SIGTERM")
     assert (control.goodbye, control.newest) == (None, 0)
-    assert caplog.text.count(str(desk.where)) == 1  # told, and not at every attempt
+    assert caplog.text.count(str(coordinator.where)) == 1  # logged once, not at every attempt
     control.close()
 
 
-def test_the_first_words_of_a_stranger_end_nobody(desk: Desk) -> None:
-    control, call = Worker(desk).dial()
-    call.hang_up()
-    for said in (Goodbye(why="the run has ended"), Refused(why="go"), WELCOME):
-        stranger = desk.pick_up()
-        stranger.say(said)
-        stranger.hang_up()
+def test_messages_before_a_greeting_do_not_stop_a_worker(coordinator: FakeCoordinator) -> None:
+    control, connection = Worker(coordinator).connect()
+    connection.close()
+    for message in (Goodbye(why="the run has ended"), Refused(why="go"), WELCOME):
+        impostor = coordinator.accept_silently()
+        impostor.send(message)
+        impostor.close()
     control.send(Leaving(why="SIGTERM"))
-    assert desk.accept().hear() == Leaving(why="SIGTERM")
+    assert coordinator.accept().receive() == Leaving(why="SIGTERM")
     assert control.goodbye is None
     control.close()
 
 
-def test_the_coordinator_itself_may_refuse_one_that_comes_back(desk: Desk) -> None:
-    control, call = Worker(desk).dial()
-    call.hang_up()
-    desk.accept(Refused(why="the run is ending"))
+def test_the_coordinator_may_refuse_a_reconnecting_worker(coordinator: FakeCoordinator) -> None:
+    control, connection = Worker(coordinator).connect()
+    connection.close()
+    coordinator.accept(Refused(why="the run is ending"))
     until_s = time.monotonic() + WAIT_S
     while control.goodbye is None and time.monotonic() < until_s:
         control.wait(0.01)
@@ -243,45 +245,49 @@ def test_the_coordinator_itself_may_refuse_one_that_comes_back(desk: Desk) -> No
     control.close()
 
 
-def test_a_new_worker_is_told_who_is_there(desk: Desk) -> None:
+def test_a_new_worker_raises_if_the_handshake_fails(coordinator: FakeCoordinator) -> None:
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(desk.pretend, WELCOME)
+        done = pool.submit(coordinator.impersonate, WELCOME)
         with pytest.raises(StrangerError, match="no proof that it knows the run's token"):
-            Worker(desk).control()
+            Worker(coordinator).control()
         done.result()
-        done = pool.submit(desk.pretend, Refused(why="the token is not that of this run"))
+        done = pool.submit(
+            coordinator.impersonate, Refused(why="the token is not that of this run")
+        )
         with pytest.raises(NotWelcomeError, match="the token is not that of this run"):
-            Worker(desk).control()
+            Worker(coordinator).control()
         done.result()
 
 
-def test_a_line_without_end_is_not_read_to_its_end(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+def test_a_message_over_the_size_limit_closes_the_connection(
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 2**12)
-    control, call = Worker(desk).dial()
-    call.say_bytes(b"x" * 2**13)
-    babbler = desk.pick_up()  # it has hung up and dials again
-    babbler.say_bytes(b"x" * GREETING_BYTES)
+    control, connection = Worker(coordinator).connect()
+    connection.send_bytes(b"x" * 2**13)
+    other = coordinator.accept_silently()  # it reconnects
+    other.send_bytes(b"x" * GREETING_BYTES)
     control.send(Leaving(why="SIGTERM"))
-    assert desk.accept().hear() == Leaving(why="SIGTERM")
+    assert coordinator.accept().receive() == Leaving(why="SIGTERM")
     control.close()
 
 
-def test_what_cannot_be_written_is_refused_where_it_is_said(desk: Desk) -> None:
-    control, call = Worker(desk).dial()
+def test_a_message_that_cannot_be_encoded_raises_in_send(coordinator: FakeCoordinator) -> None:
+    control, connection = Worker(coordinator).connect()
     with pytest.raises(InvalidInputError, match="cannot be written as JSON"):
         control.send(ready(settings={"policy": object()}))
     control.send(ready())
-    assert call.hear() == ready()  # and the line is still there
+    assert connection.receive() == ready()  # still connected
     control.close()
 
 
-def test_with_a_coordinator_that_does_not_listen_nothing_waits(desk: Desk) -> None:
-    """More than the line holds, and nobody reads: telling and closing return all the same."""
-    control, call = Worker(desk).dial()
+def test_send_and_close_do_not_block_if_the_coordinator_does_not_read(
+    coordinator: FakeCoordinator,
+) -> None:
+    """The test sends more than the queue holds."""
+    control, connection = Worker(coordinator).connect()
     long = Leaving(why="x" * 100_000)
     for _ in range(2 * MAX_QUEUED):
         control.send(long)
-    call.hang_up()
+    connection.close()
     control.close()

@@ -1,4 +1,4 @@
-"""A worker's own process in an elastic run, before its first step."""
+"""An elastic worker's process: signals, registration, logging and clean-up."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def apart(session: Session) -> bool:
     return session._roster._tracker._progress().apart
 
 
-def go_on(up: Any) -> None:
+def run_forever(up: Any) -> None:
     up.set()
     while True:
         time.sleep(0.01)
 
 
-def asked_to_end() -> int | None:
-    """The exit code of a forked process that is sent SIGTERM; None: it goes on."""
+def exit_code_after_sigterm() -> int | None:
+    """The exit code of a forked process after SIGTERM; None if it keeps running."""
     fork = multiprocessing.get_context("fork")
     up = fork.Event()
-    process = fork.Process(target=go_on, args=(up,))
+    process = fork.Process(target=run_forever, args=(up,))
     process.start()
     try:
         assert up.wait(WAIT_S)
@@ -74,17 +74,17 @@ def asked_to_end() -> int | None:
 
 
 @threaded
-def test_a_process_that_a_worker_forks_ends_when_it_is_asked_to(run: Hosted) -> None:
+def test_sigterm_ends_a_process_forked_by_a_worker(run: Hosted) -> None:
     with join(run):
-        assert asked_to_end() == -signal.SIGTERM
+        assert exit_code_after_sigterm() == -signal.SIGTERM
 
 
 @threaded
-def test_a_forked_process_ends_as_the_script_has_it(run: Hosted) -> None:
+def test_a_forked_process_keeps_the_scripts_sigterm_handler(run: Hosted) -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
     try:
         with join(run):
-            assert asked_to_end() == 7
+            assert exit_code_after_sigterm() == 7
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -107,9 +107,7 @@ def sequential(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
 
 @pytest.mark.parametrize("make", [step_lr, chained, sequential])
 @pytest.mark.parametrize("how", ["not", "prepare", "register"])
-def test_a_scheduler_that_the_run_was_not_given_is_refused(
-    run: Hosted, make: Make, how: str
-) -> None:
+def test_a_scheduler_unknown_to_the_session_is_refused(run: Hosted, make: Make, how: str) -> None:
     with join(run) as session:
         model = torch.nn.Linear(2, 1)
         optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
@@ -119,17 +117,17 @@ def test_a_scheduler_that_the_run_was_not_given_is_refused(
             session.register("schedule", schedule)
         session.loader(torch.utils.data.TensorDataset(torch.zeros(8, 2)), batch=4)
         if how == "not":
-            told = (
+            message = (
                 r"the one of SGD is not known to the run: .* session.prepare\(model, optimizer, sch"
             )
-            with pytest.raises(ConfigError, match=told):
+            with pytest.raises(ConfigError, match=message):
                 session._roster.enter()
         else:
             session._roster.enter()
             assert session.generation == 1
 
 
-def test_what_a_void_step_must_skip_is_registered_before_the_first_batch(run: Hosted) -> None:
+def test_schedulers_and_scalers_cannot_be_registered_after_the_first_batch(run: Hosted) -> None:
     with join(run) as session:
         model = torch.nn.Linear(2, 1)
         optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
@@ -141,26 +139,26 @@ def test_what_a_void_step_must_skip_is_registered_before_the_first_batch(run: Ho
                 session.register("late", late)
 
 
-def test_a_heartbeat_tells_steps_from_what_the_script_does_between_them(run: Hosted) -> None:
+def test_a_heartbeat_distinguishes_steps_from_work_between_steps(run: Hosted) -> None:
     with join(run) as session:
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         session.prepare(model, optimizer)
         loader = session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
-        told = []
+        reported = []
         for (x,) in loader:
-            told.append(apart(session))
+            reported.append(apart(session))
             model(x).mean().backward()
-            told.append(apart(session))
+            reported.append(apart(session))
             optimizer.step()
-        told.append(apart(session))
-        session._roster.settle(in_loop=True)  # a change here may be followed by an evaluation
-        told.append(apart(session))
-    assert told == [False, True, False, True, True, True]
+        reported.append(apart(session))
+        session._roster.settle(in_loop=True)  # an evaluation may follow
+        reported.append(apart(session))
+    assert reported == [False, True, False, True, True, True]
 
 
 @unconfigured()
-def test_a_worker_says_when_it_joins_and_when_and_why_it_leaves(
+def test_a_worker_logs_when_it_joins_and_when_and_why_it_leaves(
     run: Hosted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in (("COORDINATOR", run.address), ("TOKEN", run.token), ("WORKER", "w7")):
@@ -171,15 +169,15 @@ def test_a_worker_says_when_it_joins_and_when_and_why_it_leaves(
         session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch=4)
         session._roster.enter()
     printed = capsys.readouterr().err.splitlines()
-    said = [line.partition(" evenstep: ")[2] for line in printed]  # the coordinator's, too
-    assert f"admitted to the run at {run.address} as w7" in said
-    (joined,) = (line for line in said if line.startswith("w7 is rank"))
+    logged = [line.partition(" evenstep: ")[2] for line in printed]  # the coordinator's, too
+    assert f"admitted to the run at {run.address} as w7" in logged
+    (joined,) = (line for line in logged if line.startswith("w7 is rank"))
     assert joined.startswith("w7 is rank 0 of 1 in generation 1, at step 0 after ")
     assert joined.endswith("; w7 joined")
-    assert "w7 leaves the run at step 0: trained to the end" in said
+    assert "w7 leaves the run at step 0: trained to the end" in logged
 
 
-def test_a_worker_that_leaves_says_whether_it_was_asked_to() -> None:
+def test_the_leave_message_tells_drains_evictions_and_stops_apart() -> None:
     others = Generation(
         number=3,
         roster=("w0",),
@@ -200,7 +198,7 @@ def test_a_worker_that_leaves_says_whether_it_was_asked_to() -> None:
     assert leave_message("w1", 9, end) == stops
 
 
-def test_the_leader_tells_of_local_batch_normalisation_once_there_are_several_workers(
+def test_the_leader_of_several_workers_warns_of_local_batch_norm(
     run: Hosted, caplog: pytest.LogCaptureFixture
 ) -> None:
     def one(num_workers: int) -> int:
@@ -213,11 +211,11 @@ def test_the_leader_tells_of_local_batch_normalisation_once_there_are_several_wo
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(one, [2, 2])) == [2, 2]
-    (told,) = (m for m in caplog.messages if "BatchNorm" in m)
-    assert "sync_batchnorm=True" in told
+    (warning,) = (m for m in caplog.messages if "BatchNorm" in m)
+    assert "sync_batchnorm=True" in warning
 
 
-def test_one_worker_alone_hears_nothing_of_batch_normalisation(
+def test_a_single_worker_gets_no_warning_of_local_batch_norm(
     run: Hosted, caplog: pytest.LogCaptureFixture
 ) -> None:
     with join(run) as session:
@@ -227,7 +225,7 @@ def test_one_worker_alone_hears_nothing_of_batch_normalisation(
     assert "BatchNorm" not in caplog.text
 
 
-def test_after_a_session_that_ends_in_a_void_step_optimizers_and_schedulers_are_ordinary(
+def test_after_a_session_that_ends_in_a_void_step_optimizers_and_schedulers_are_unwrapped(
     run: Hosted,
 ) -> None:
     model = torch.nn.Linear(2, 1)
@@ -258,7 +256,7 @@ def test_after_a_session_that_ends_in_a_void_step_optimizers_and_schedulers_are_
 
 
 def test_a_worker_that_leaves_keeps_its_priority(run: Hosted) -> None:
-    """With less of it, a worker takes minutes to leave a host that is busy with other work."""
+    """At a lower priority, a worker would take minutes to leave a busy host."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
     with pytest.raises(LeftError) as left, elastic_session(where) as session:
@@ -281,7 +279,7 @@ def train_until_stopped(run: Hosted, session: Session) -> None:
 
 
 @pytest.mark.parametrize(("enabled", "given"), [(True, False), (True, True), (False, False)])
-def test_a_scaler_that_the_run_was_not_given_is_refused(
+def test_a_scaler_unknown_to_the_session_is_refused(
     run: Hosted, enabled: bool, given: bool
 ) -> None:
     with join(run) as session:
@@ -296,9 +294,9 @@ def test_a_scaler_that_the_run_was_not_given_is_refused(
                 scaler.step(optimizer)
                 scaler.update()
                 continue
-            told = (
+            message = (
                 r"this GradScaler was not passed to session.prepare: .*\(model, optimizer, scaler\)"
             )
-            with pytest.raises(ConfigError, match=told):
+            with pytest.raises(ConfigError, match=message):
                 scaler.step(optimizer)
             break

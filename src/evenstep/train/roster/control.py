@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from evenstep.coordinate.handshake import HungUpError, StrangerError, connect, handshake
+from evenstep.coordinate.client import HungUpError, StrangerError, connect, handshake
 from evenstep.errors import EvenstepError
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import (

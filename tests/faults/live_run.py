@@ -1,4 +1,4 @@
-"""What tests see of a run under faults, and what they wait for."""
+"""A live run under fault injection: query it, wait for conditions, compare its results."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from typing import Any
 import torch
 
 SCRIPT = Path(__file__).with_name("train.py")
-HELD = ["--epochs", "0"]
-EPOCH_STEPS = 10  # unless told otherwise
-LOOK_S = 0.02
+HELD = ["--epochs", "0"]  # train until `go()`
+EPOCH_STEPS = 10  # with the default --samples and --batch
+POLL_S = 0.02
 
 Fault = tuple[str, str, int]
 
 
-class Watching(ABC):
-    """A run in `folder`, whose workers leave their results in `out`.
+class LiveRun(ABC):
+    """A run in `folder`, whose workers save their results in `out`.
 
-    One that is `HELD` trains for as long as the test needs to see what it wants, and ends at `go`.
-    Nothing here has a bound in time: that of the whole test is in pyproject.toml.
+    A `HELD` run trains until the test calls `go()`. Nothing here times out; pytest's timeout
+    in pyproject.toml bounds the whole test.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.out, self.log = folder / "run", folder / "out", folder / "log"
         self.out.mkdir(exist_ok=True)
-        (self.out / "go").unlink(missing_ok=True)  # from the run that this one goes on with
+        (self.out / "go").unlink(missing_ok=True)  # left by the run that this one resumes
         self.log.touch()
 
     @abstractmethod
     def ask(self, what: str, **more: Any) -> dict[str, Any]:
-        """What the coordinator answers."""
+        """Send an operator request; returns the coordinator's answer."""
 
     @abstractmethod
     def status(self) -> dict[str, Any]:
-        """The run as its coordinator sees it; empty while there is none."""
+        """The coordinator's view of the run; empty while there is no coordinator."""
 
     @property
     @abstractmethod
     def returncode(self) -> int | None:
-        """The exit code of `evenstep run`; None: it goes on."""
+        """The run's exit code; None while it is alive."""
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Wait for the status to be as it should."""
+        """Wait until the status satisfies a condition."""
         while True:
             status = self.status()
             if status and holds(status):
                 return status
             assert self.returncode is None, f"the run ended with {self.returncode}: {status}"
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def until_step(self, step: int) -> dict[str, Any]:
-        """Wait until a step was taken."""
+        """Wait until this step is committed."""
         return self.until(lambda status: status["step"] >= step)
 
     def until_training(self, num_workers: int, after: int = 0) -> dict[str, Any]:
-        """Wait until so many workers train, in a generation after a given one."""
+        """Wait until this many workers train in a generation newer than `after`."""
         return self.until(
             lambda status: (
                 status["state"] == "training"
@@ -71,67 +71,66 @@ class Watching(ABC):
         )
 
     def pids(self) -> dict[str, int]:
-        """The processes of the workers that train, by name."""
+        """Pids of training workers, by name."""
         return {w["worker"]: w["pid"] for w in self.status()["workers"] if w["rank"] is not None}
 
     def signal(self, worker: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a worker a signal."""
         os.kill(self.pids()[worker], number)
 
     def go(self) -> None:
-        """Let a held run end with its epoch."""
+        """Let a held run finish at the end of its current epoch."""
         (self.out / "go").touch()
 
     def finish(self) -> int:
-        """Let the run come to its end; its exit code."""
+        """Release the run and wait for it; returns its exit code."""
         self.go()
         return self.wait()
 
     def wait(self) -> int:
-        """Wait for the end of a run that was asked to stop; its exit code."""
+        """Wait for the run to end; returns its exit code."""
         while (code := self.returncode) is None:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return code
 
-    def said(self) -> str:
-        """All that was printed."""
+    def output(self) -> str:
+        """Everything printed by the run so far."""
         return self.log.read_text()
 
-    def show_if(self, error: BaseException | None) -> None:
-        """Show what was printed along with a failure."""
+    def print_output_if(self, error: BaseException | None) -> None:
+        """Print the run's output if the test failed."""
         if error is not None:
-            sys.stdout.write(self.said())
+            sys.stdout.write(self.output())
 
     def results(self) -> dict[str, dict[str, Any]]:
-        """What the workers that trained to the end left behind, by name."""
+        """Saved results of the workers that trained to the end, by name."""
         found = sorted(self.out.glob("*.pt"))
         return {p.stem: torch.load(p, weights_only=True) for p in found}
 
     @property
-    def length(self) -> list[str]:
-        """How long a held run was, for one process to train as long: its last `--epochs` counts."""
+    def epochs(self) -> list[str]:
+        """The `--epochs` option for a single process to train as long as this held run did."""
         (step,) = {result["step"] for result in self.results().values()}
-        return epochs(step)
+        return epoch_args(step)
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait for something to be so."""
+    """Wait until a condition holds."""
     while not holds():
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
-def epochs(step: int) -> list[str]:
-    """As arguments, the epochs that end with a step."""
+def epoch_args(step: int) -> list[str]:
+    """The `--epochs` option for a run that ends at this step."""
     return ["--epochs", str(step // EPOCH_STEPS)]
 
 
 def same(result: dict[str, Any], alone: dict[str, Any], tolerance: float = 1e-8) -> bool:
-    """Whether two runs ended alike: parameters, buffers, learning rate and steps."""
-    apart = max(
+    """Assert that a run matches the reference: parameters, buffers, learning rate and steps."""
+    error = max(
         float((result["model"][name].double() - tensor.double()).abs().max())
         for name, tensor in alone["model"].items()
     )
-    told = f"{apart:.2g} apart, step {result['step']} of {alone['step']}"
-    assert apart <= tolerance, told
-    assert (result["step"], result["lr"]) == (alone["step"], alone["lr"]), told
+    message = f"max difference {error:.2g}, step {result['step']} of {alone['step']}"
+    assert error <= tolerance, message
+    assert (result["step"], result["lr"]) == (alone["step"], alone["lr"]), message
     return True

@@ -1,4 +1,4 @@
-"""A real run to do harm to: `evenstep run`, with workers that can be killed and stopped."""
+"""Fault injection into `evenstep run` itself."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
-from evenstep.coordinate.ask import NoAnswerError, ask
+from evenstep.coordinate.client import NoAnswerError, ask
 from evenstep.messages import Ask
-from tests.faults.watching import SCRIPT, Fault, Watching
+from tests.faults.live_run import SCRIPT, Fault, LiveRun
 from tests.source_tree import PYTHONPATH
 
 EVENSTEP = Path(sys.executable).with_name("evenstep")
@@ -28,8 +28,8 @@ ENVIRONMENT = {
 }
 
 
-class Running(Watching):
-    """`evenstep run` of a script. Ended, with all its workers, when the context is left."""
+class CliRun(LiveRun):
+    """An `evenstep run` process. On exit, it and all workers are killed."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Running(Watching):
                 env={**ENVIRONMENT, "FAULTS": json.dumps(faults)},
             )
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> CliRun:
         return self
 
     def __exit__(
@@ -64,11 +64,11 @@ class Running(Watching):
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        self._end_workers()
-        self.show_if(error)
+        self._kill_workers()
+        self.print_output_if(error)
 
-    def _end_workers(self) -> None:
-        """Workers outlive a coordinator that was killed, but not a test."""
+    def _kill_workers(self) -> None:
+        """Kill workers that outlived their coordinator."""
         for file in self.folder.glob("logs/*.pid"):
             pid, made_s = file.read_text().split()
             with suppress(psutil.NoSuchProcess):
@@ -76,19 +76,17 @@ class Running(Watching):
                 if process.create_time() == float(made_s):
                     process.kill()
 
-    def until_gone(self, pid: int) -> None:
-        """Wait for a process that is not ours to reap."""
+    def wait_for_exit(self, pid: int) -> None:
+        """Wait for a process that is not our child."""
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).wait()
 
     def ask(self, what: str, **more: Any) -> dict[str, Any]:
-        """What the coordinator answers."""
         host, _, port = (self.folder / "address").read_text().strip().rpartition(":")
         token = (self.folder / "token").read_text().strip()
         return ask(host, int(port), token, Ask(proof="", what=what, **more))
 
     def status(self) -> dict[str, Any]:
-        """The run as its coordinator sees it; empty while there is none."""
         try:
             return self.ask("status")
         except (NoAnswerError, FileNotFoundError, ValueError):
@@ -96,5 +94,4 @@ class Running(Watching):
 
     @property
     def returncode(self) -> int | None:
-        """The exit code; None: it goes on."""
         return self.process.poll()

@@ -1,0 +1,124 @@
+"""The client side, for workers and operators: connect, exchange proofs, and ask one question.
+
+Nobody at the other end is the run's coordinator until it has proved that it knows the run's token.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import ssl
+from typing import Any, BinaryIO, TypeVar
+
+from msgspec.structs import replace
+
+from evenstep import messages as msg
+from evenstep.coordinate.addresses import EVERYWHERE
+from evenstep.errors import EvenstepError, InvalidInputError
+from evenstep.wire import MAX_BYTES
+
+ANSWER_S = 10.0  # deadline of each read and write of a question
+
+A = TypeVar("A", msg.Answer, msg.Welcome)
+
+
+class StrangerError(EvenstepError, ConnectionError):
+    """The process at this address is not the run's coordinator, or does not prove that it is."""
+
+
+class HungUpError(EvenstepError, ConnectionError):
+    """The connection was closed during the handshake."""
+
+
+class NoAnswerError(EvenstepError, ConnectionError):
+    """The coordinator cannot be reached, or does not do what it is asked."""
+
+
+def connect(host: str, port: int, timeout_s: float, tls_ca: str = "") -> socket.socket:
+    """A connection; with `tls_ca`, only to a host with a certificate from that file."""
+    name = EVERYWHERE.get(host, host)
+    connection = socket.create_connection((name, port), timeout_s)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not tls_ca:
+            return connection
+        context = ssl.create_default_context(cafile=tls_ca)
+        # The file may hold the coordinator's own certificate without its signer's.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return context.wrap_socket(connection, server_hostname=name)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def handshake(
+    connection: socket.socket,
+    lines: BinaryIO,
+    first: msg.Hello | msg.Ask,
+    expects: type[A],
+    *,
+    token: str,
+    address: str,
+    max_bytes: int = msg.GREETING_BYTES,
+) -> tuple[A | msg.Refused, bool]:
+    """Send `first` with a proof; returns the answer, and whether it proves the token too."""
+    greeting = _read(lines, msg.GREETING_BYTES, address)
+    if not isinstance(greeting, msg.Greeting):
+        raise StrangerError(_unexpected(greeting, address))
+    nonce = secrets.token_hex(16)
+    proved = replace(first, proof=msg.proof(token, greeting.nonce), nonce=nonce)
+    connection.sendall(msg.from_stranger.encode(proved))
+    answer = _read(lines, max_bytes, address)
+    if not isinstance(answer, expects | msg.Refused):
+        raise StrangerError(_unexpected(answer, address))
+    return answer, msg.proves(answer.proof, token, nonce, msg.COORDINATOR)
+
+
+def _read(lines: BinaryIO, max_bytes: int, address: str) -> msg.ToClient:
+    line = lines.readline(max_bytes)
+    if not line:
+        raise HungUpError(
+            f"the coordinator at {address} hung up; does it speak TLS, or is it ending?"
+        )
+    if len(line) == max_bytes:
+        raise StrangerError(
+            f"Unexpected handshake from {address}: a line of {max_bytes} bytes or more."
+        )
+    return msg.to_client.decode(line)
+
+
+def _unexpected(message: msg.ToClient, address: str) -> str:
+    name = type(message).__name__
+    return f"Unexpected handshake from {address}: {name}; is this the right address?"
+
+
+def ask(host: str, port: int, token: str, ask: msg.Ask, tls_ca: str = "") -> dict[str, Any]:
+    """The coordinator's answer; NoAnswerError says why there is none. Fills in `ask.proof`."""
+    return ask_from(host, port, token, ask, tls_ca)[0]
+
+
+def ask_from(
+    host: str, port: int, token: str, ask: msg.Ask, tls_ca: str = ""
+) -> tuple[dict[str, Any], str]:
+    """The coordinator's answer, and this machine's address on the way to it."""
+    address = f"{host}:{port}"
+    try:
+        with connect(host, port, ANSWER_S, tls_ca) as there, there.makefile("rb") as lines:
+            answer, proved = handshake(
+                there, lines, ask, msg.Answer, token=token, address=address, max_bytes=MAX_BYTES
+            )
+            local = str(there.getsockname()[0])
+    except ConnectionRefusedError:
+        raise NoAnswerError(f"no coordinator listens at {address}; has the run ended?") from None
+    except (OSError, InvalidInputError) as e:
+        raise NoAnswerError(f"the coordinator at {address} does not answer: {e}") from None
+    if isinstance(answer, msg.Refused):
+        raise NoAnswerError(answer.why)
+    if not proved:
+        raise NoAnswerError(
+            "the process that answers does not know the run's token: it is not the run's "
+            "coordinator. Has the run ended, and does another process use its port?"
+        )
+    if answer.problem:
+        raise NoAnswerError(answer.problem)
+    return answer.told, local
