@@ -43,8 +43,6 @@ def ready(**changes: Any) -> Ready:
         "length": 1000,
         "prefetched": 0,
         "model": "a model",
-        "address": "127.0.0.1",
-        "port": 4000,
         "sees_folder": True,
         "settings": {},
     }

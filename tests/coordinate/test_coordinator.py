@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenstep.coordinate.events import Ending
+from evenstep.coordinate.events import Ending, Heard
 from evenstep.errors import JournalError
 from evenstep.messages import (
     Began,
@@ -17,6 +17,7 @@ from evenstep.messages import (
     Goodbye,
     NewPlan,
     Paused,
+    Publish,
     Refused,
     Stepped,
     Stuck,
@@ -529,14 +530,20 @@ def test_one_whom_we_end_ourselves_fails_no_run(make: Make) -> None:
     assert ending(world).ok
 
 
-def test_where_workers_meet_is_kept_of_those_who_are_there(make: Make) -> None:
+def test_published_values_of_earlier_generations_are_forgotten(make: Make) -> None:
     world = make()
-    a, *others = training(world, 3)
-    for worker in others:
-        world.die(worker)
+    a, b = training(world, 2)
+    publish(world, a, "a")
+    world.die(b)
     world.settle(8)
-    newcomer = world.join()
-    assert world.kept.keys() == {a.id, newcomer.id}
+    publish(world, a, "b")
+    assert world.state.published.keys() == {"b"}
+
+
+def publish(world: World, worker: SimWorker, key: str) -> None:
+    number = world.announced[-1].number
+    message = Publish(generation=number, key=key, value=b"")
+    world.handle(Heard(worker=worker.id, message=message))
 
 
 # Names.

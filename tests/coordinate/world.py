@@ -26,14 +26,13 @@ from evenstep.coordinate.events import (
     HangUp,
     Heard,
     KillAsked,
+    MarkStopping,
     Opened,
     OutwardEffect,
-    SaveStores,
     ScaleAsked,
     Send,
     StartAsked,
     StopAsked,
-    Store,
     Terms,
     Tick,
     WorkerDrainAsked,
@@ -118,7 +117,7 @@ class World:
         self.folder, self.now_s = folder, 0.0
         self.terms = terms or Terms(gather_s=5.0)
         self.workers: dict[WorkerId, SimWorker] = {}
-        self.kept: dict[WorkerId, Store] = {}
+        self.stopping = False  # a note in the run folder
         self.starting: list[WorkerId] = []
         self.stopped: list[WorkerId] = []
         self.announced: list[Generation] = []
@@ -209,8 +208,8 @@ class World:
                     self.send(worker, message)
             case HangUp(worker=worker):
                 self.hang_up(worker)
-            case SaveStores(stores=stores):
-                self.kept = dict(stores)
+            case MarkStopping():
+                self.stopping = True
             case EndRun():
                 pass
 
@@ -390,7 +389,8 @@ class World:
         clock_s, took_over = self._brain.restore(self.folder / "journal.jsonl")
         self.now_s = max(self.now_s, clock_s)
         self._open(next_name=1000)
-        self.handle(replace(took_over, stores=self.kept, ended=ended))
+        self.handle(replace(took_over, stopping=self.stopping, ended=ended))
+        self.stopping = False
 
     def reconnect(self, worker: SimWorker) -> bool:
         event = Connected(worker=worker.id, generation=worker.generation)

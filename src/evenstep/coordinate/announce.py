@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from evenstep.coordinate import state as st
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.events import Ending, EndRun, SaveStores, StartProcesses
+from evenstep.coordinate.events import Ending, EndRun, MarkStopping, StartProcesses
 from evenstep.coordinate.state import WorkerState
 from evenstep.messages import Generation, Goodbye, NewPlan, Paused
 from evenstep.types import Left, Plan, Regroup, WorkerId
@@ -15,7 +15,7 @@ from evenstep.types import Left, Plan, Regroup, WorkerId
 def make_generation(d: Draft, regroup: Regroup, plan: Plan, *, planned: bool) -> Generation:
     """The announcement of what the brain has decided."""
     assert d.cluster is not None
-    store, batch = d.stores[regroup.roster[0]], d.cluster.settings.batch
+    batch = d.cluster.settings.batch
     return Generation(
         number=regroup.generation,
         roster=regroup.roster,
@@ -28,8 +28,6 @@ def make_generation(d: Draft, regroup: Regroup, plan: Plan, *, planned: bool) ->
         planned=planned and (d.running is not None or regroup.generation == 1),
         spares=_new_spares(d),
         saves=d.saver(regroup.roster),
-        address=store.address,
-        port=store.port,
         reason=regroup.reason,
     )
 
@@ -147,7 +145,7 @@ def announce_end(d: Draft) -> None:
     """The end is a change like others: planned, with an empty roster."""
     assert isinstance(d.closing, st.Stopping)
     d.closing = replace(d.closing, announced=True, since_s=d.now_s)
-    d.effects.append(SaveStores(stores={}))  # nobody may take over workers that leave
+    d.effects.append(MarkStopping())
     generation = Generation(
         number=d.number + 1,
         roster=(),

@@ -71,7 +71,6 @@ class Brain:
             facts=header.about.get("facts", {}),
             rostered=tuple(sorted(rostered)),
             previous_roster=previous,
-            stores={},
         )
         return clock_s, took_over
 

@@ -85,7 +85,7 @@ class Coordinator:
             case ev.StopProcess(worker=worker):
                 if self.launcher is not None:
                     self.launcher.stop(worker)
-            case ev.Send() | ev.HangUp() | ev.SaveStores() | ev.EndRun():
+            case ev.Send() | ev.HangUp() | ev.MarkStopping() | ev.EndRun():
                 if isinstance(effect, ev.EndRun):
                     self._brain.close()
                 self._perform(effect)

@@ -169,7 +169,7 @@ class Draft(RunState, kw_only=True):
         connected = self.in_states(
             WorkerState.READY, WorkerState.SPARE, WorkerState.TRAINING, WorkerState.LEAVING
         )
-        able = {m.id for m in connected if m.id in self.stores and self.stores[m.id].sees_folder}
+        able = {m.id for m in connected if m.sees_folder}
         return next((w for w in roster if w in able), "")
 
     def joiners(self) -> list[st.RunMember]:

@@ -16,14 +16,6 @@ from evenstep.types import WorkerId
 MAX_WORKERS = 1_000_000
 
 
-class Store(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The rendezvous store of one worker, used by the generations that it leads."""
-
-    address: str
-    port: int
-    sees_folder: bool = False  # the run's: this worker can write checkpoints
-
-
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says about a run."""
 
@@ -79,7 +71,7 @@ class TookOver(Input, frozen=True, kw_only=True):
     facts: dict[str, Any]  # that all workers share
     rostered: tuple[WorkerId, ...]  # every id that was ever in a roster
     previous_roster: tuple[WorkerId, ...]  # of the generation before the newest
-    stores: dict[WorkerId, Store]
+    stopping: bool = False  # its workers were asked to leave
     ended: tuple[WorkerId, ...] = ()  # their processes are known to be gone
 
 
@@ -103,6 +95,7 @@ class Connected(Input, frozen=True, kw_only=True):
     generation: int = 0  # that it trains in; 0: it is new
     host: str = ""
     pid: int = 0
+    sees_folder: bool = False  # it can write checkpoints to the run folder
     checkpoint: str = ""  # path of the newest one, empty if there is none
 
 
@@ -244,10 +237,8 @@ class StopProcess(Effect, frozen=True, kw_only=True):
     worker: WorkerId
 
 
-class SaveStores(Effect, frozen=True, kw_only=True):
-    """Save the workers' stores for a coordinator that takes over."""
-
-    stores: dict[WorkerId, Store]
+class MarkStopping(Effect, frozen=True, kw_only=True):
+    """Note for a coordinator that takes over: the workers leave."""
 
 
 class EndRun(Effect, frozen=True, kw_only=True):
@@ -263,7 +254,7 @@ class Log(Effect, frozen=True, kw_only=True):
     level: str = "info"
 
 
-OutwardEffect = Send | HangUp | SaveStores | EndRun
+OutwardEffect = Send | HangUp | MarkStopping | EndRun
 """Performed with sockets and files."""
 
 AnyEffect = OutwardEffect | Reply | StartProcesses | StopProcess | Log

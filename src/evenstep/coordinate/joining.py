@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from evenstep.config import Settings
 from evenstep.coordinate.announce import end
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.events import Connected, Ending, Reply, Store
+from evenstep.coordinate.events import Connected, Ending, Reply
 from evenstep.coordinate.roster import advance
 from evenstep.coordinate.state import Contact, RunMember, WorkerState
 from evenstep.coordinate.takeover import returned
@@ -35,7 +35,7 @@ def connected(d: Draft, event: Connected) -> None:
         if not worker or worker in d.members or worker in d.rostered:
             worker = d.new_name()
         member = RunMember(id=worker)
-    d.put(replace(member, host=event.host, pid=event.pid))
+    d.put(replace(member, host=event.host, pid=event.pid, sees_folder=event.sees_folder))
     d.contacts[worker] = Contact(heard_s=d.now_s)
     welcome = Welcome(
         worker=worker,
@@ -76,9 +76,9 @@ def ready(d: Draft, member: RunMember, message: Ready) -> None:
         d.send(Refused(why=problem), member.id)
         d.hang_up(member.id)
         return
-    d.stores[member.id] = Store(message.address, message.port, message.sees_folder)
     if member.state is WorkerState.STARTING:
-        d.put(replace(member, state=WorkerState.READY, worker=worker))
+        sees_folder = message.sees_folder
+        d.put(replace(member, state=WorkerState.READY, worker=worker, sees_folder=sees_folder))
         if d.first_ready_s is None:
             d.first_ready_s = d.now_s
         advance(d)

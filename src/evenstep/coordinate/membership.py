@@ -23,6 +23,7 @@ from evenstep.errors import PlanError
 from evenstep.types import DrainAsked, StepDone, WorkerId
 
 LEASE = msg.Lease()
+MAX_PUBLISHED = 16  # keys for each worker of a generation: its groups need one or two each
 
 
 def membership(
@@ -135,6 +136,8 @@ def _listen(d: Draft, member: RunMember, message: msg.FromClient) -> None:
     match message:
         case msg.Ready():
             joining.ready(d, member, message)
+        case msg.Publish():
+            _publish(d, member, message)
         case msg.Began(generation=number, step=step):
             if _leads(member, d.coming, number):
                 d.log(f"generation {number} began at step {step}")
@@ -169,6 +172,19 @@ def _done(d: Draft, member: RunMember, step: int) -> None:
     d.finished.add(member.id)
     d.set_finishing(True)
     d.progress = replace(d.progress, step=max(d.progress.step, step))
+
+
+def _publish(d: Draft, member: RunMember, message: msg.Publish) -> None:
+    """Pass on to the others of the newest generation where a worker can be reached."""
+    if message.generation != d.number or member.id not in d.roster:
+        return  # a newer generation replaces that one
+    current = {k: p for k, p in d.published.items() if p.generation == d.number}
+    if len(current) >= MAX_PUBLISHED * len(d.roster):
+        liveness.evict(d, {member.id: "it publishes more than a process group needs"})
+        return
+    published = msg.Published(generation=d.number, key=message.key, value=message.value)
+    d.published = {**current, message.key: published}
+    d.send(published, *(w for w in d.roster if w != member.id and w in d.members))
 
 
 def _stepped(d: Draft, member: RunMember, message: msg.Stepped) -> None:

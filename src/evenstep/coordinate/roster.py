@@ -27,7 +27,7 @@ from evenstep.coordinate.announce import (
     settle,
 )
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.events import Ending, SaveStores
+from evenstep.coordinate.events import Ending
 from evenstep.coordinate.state import WorkerState
 from evenstep.types import (
     AnyAction,
@@ -77,8 +77,6 @@ def _take_in(d: Draft, ready: list[st.RunMember]) -> None:
     for member in ready:
         d.put(replace(member, state=WorkerState.TRAINING))
         d.rostered.add(member.id)
-    d.stores = {w: store for w, store in d.stores.items() if w in d.members}
-    d.effects.append(SaveStores(stores=dict(d.stores)))
     workers = tuple(m.worker for m in ready if m.worker is not None)
     assert len(workers) == len(ready), "every ready worker has described itself"
     change(d, Joined(workers=workers), planned=True)

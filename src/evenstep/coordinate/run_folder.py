@@ -7,19 +7,16 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-import msgspec
 import psutil
 
-from evenstep.coordinate.events import Store
 from evenstep.errors import ConfigError
 from evenstep.types import WorkerId
 
-JOURNAL = "journal.jsonl"
+JOURNAL, STOPPING = "journal.jsonl", "stopping"
 """In a run folder: what the brain decided."""
 
 MEMBERSHIP = "membership.jsonl"
@@ -32,7 +29,6 @@ log = logging.getLogger("evenstep")
 
 _CERTIFICATE = re.compile(rb"-----BEGIN ((?:X509 )?CERTIFICATE)-----.*?-----END \1-----", re.DOTALL)
 _CHECKPOINT = re.compile(r"step-(\d+)\.pt")
-_stores = msgspec.json.Decoder(dict[WorkerId, Store])
 
 
 class RunFolder:
@@ -168,18 +164,15 @@ class RunFolder:
         """The path of that certificate; empty if there is none."""
         return str(self.path / TLS_CA) if (self.path / TLS_CA).exists() else ""
 
-    def stores(self) -> dict[WorkerId, Store]:
-        """The workers' stores, as last saved."""
-        try:
-            return _stores.decode((self.path / "stores.json").read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (OSError, msgspec.DecodeError) as e:
-            raise ConfigError(str(self.path / "stores.json"), f"cannot be read: {e}") from None
+    def mark_stopping(self) -> None:
+        """Note for a coordinator that takes over that the workers leave."""
+        (self.path / STOPPING).touch()
 
-    def save_stores(self, stores: Mapping[WorkerId, Store]) -> None:
-        """Save what the journal does not have, for a coordinator that takes over."""
-        self._replace("stores.json", msgspec.json.encode(stores))
+    def take_stopping_mark(self) -> bool:
+        """Whether an earlier coordinator left that note; removes it."""
+        found = (self.path / STOPPING).exists()
+        (self.path / STOPPING).unlink(missing_ok=True)
+        return found
 
     def _replace(self, name: str, data: bytes) -> None:
         fresh = self.path / f".{name}"

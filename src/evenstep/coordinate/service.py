@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 import time
+from contextlib import suppress
 from typing import Any, assert_never
 
 from msgspec.structs import replace
@@ -50,7 +51,9 @@ class Service:
         self.handle(ev.Opened(terms=terms, next_name=1 + max(numbers, default=-1)))
         if took_over is not None:
             ended = sorted(folder.launched() - folder.outlived().keys())
-            self.handle(replace(took_over, stores=folder.stores(), ended=tuple(ended)))
+            self.handle(
+                replace(took_over, stopping=folder.take_stopping_mark(), ended=tuple(ended))
+            )
 
     @property
     def now_s(self) -> float:
@@ -107,12 +110,13 @@ class Service:
     def answer(self, first: Hello | Ask, reply: ev.SendReply) -> None:
         """For the server: answer the first message of a client that knows the token."""
         match first:
-            case Hello(worker=worker, generation=generation, host=host, pid=pid):
+            case Hello():
                 event = ev.Connected(
-                    worker=worker,
-                    generation=generation,
-                    host=host,
-                    pid=pid,
+                    worker=first.worker,
+                    generation=first.generation,
+                    host=first.host,
+                    pid=first.pid,
+                    sees_folder=first.sees_folder,
                     checkpoint=self.folder.newest_checkpoint(),
                 )
                 self.handle(event, reply)
@@ -135,15 +139,9 @@ class Service:
                 self.server.send(message, *workers)
             case ev.HangUp(worker=worker):
                 self.server.hang_up(worker)
-            case ev.SaveStores(stores=stores):
-                try:
-                    self.folder.save_stores(stores)
-                except OSError as e:
-                    path = self.folder.path / "stores.json"
-                    log.error(
-                        "%s: cannot be written: %s; the run goes on, but nobody can take it over",
-                        *(path, e.strerror),
-                    )
+            case ev.MarkStopping():
+                with suppress(OSError):  # a coordinator that takes over now waits in vain
+                    self.folder.mark_stopping()
             case ev.EndRun():
                 self._ended.set()
             case _:

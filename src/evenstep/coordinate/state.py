@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from evenstep.coordinate.events import Ending, Store, Terms
+from evenstep.coordinate.events import Ending, Terms
 from evenstep.decide.cluster import Cluster
-from evenstep.messages import Generation
+from evenstep.messages import Generation, Published
 from evenstep.types import StepReport, Steps, Worker, WorkerId
 
 RECENT_S = 10.0  # of the run's clock; the newest steps count even if they took longer
@@ -40,6 +40,7 @@ class RunMember(msgspec.Struct, frozen=True, kw_only=True):
     state: WorkerState = WorkerState.STARTING
     worker: Worker | None = None  # once it is ready
     begun: bool = False  # it has been in a generation that began
+    sees_folder: bool = False  # it can write checkpoints to the run folder
     leaves_because: str = ""
     may_stay: bool = False  # as a spare, when it leaves
     num_failed_joins: int = 0  # generations that never formed with it as a joiner
@@ -212,7 +213,7 @@ class RunState(msgspec.Struct, kw_only=True):
     phase: Phase = Starting()
     closing: Closing | None = None
     members: dict[WorkerId, RunMember] = {}
-    stores: dict[WorkerId, Store] = {}
+    published: dict[str, Published] = {}  # by the workers of the newest generation, by key
     processes: dict[WorkerId, ProcessInfo] = {}
     restarts_left: int = 0
     has_launched: bool = False

@@ -17,15 +17,14 @@ def take_over(d: Draft, event: TookOver) -> None:
     d.cluster = d.brain.cluster
     d.facts = dict(event.facts)
     d.rostered.update(event.rostered)
-    d.stores.update(event.stores)
     d.progress = replace(d.progress, step=d.cluster.step)
     roster.reconcile(d, "the coordinator was restarted")
     missing = {}
     for worker in d.roster:
         if worker in event.ended:
             missing[worker] = "it ended with the coordinator"
-        elif worker not in event.stores:
-            missing[worker] = "the address of its store is not known"
+        elif event.stopping:
+            missing[worker] = "the run was stopping, and it was asked to leave"
     d.phase = Returning(
         away=frozenset(d.roster) - missing.keys(),
         missing=missing,
@@ -40,6 +39,8 @@ def returned(d: Draft, worker: WorkerId, generation: int) -> None:
     assert isinstance(d.phase, Returning)
     behind = {worker} if generation < d.number else set()
     d.phase = replace(d.phase, away=d.phase.away - {worker}, behind=d.phase.behind | behind)
+    for published in d.published.values():  # before it was back
+        d.send(published, worker)
     _resume_if_complete(d)
 
 

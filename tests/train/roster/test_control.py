@@ -38,9 +38,7 @@ from tests.coordinate.fake import ready
 
 WAIT_S = 600.0
 WELCOME = Welcome(worker="w0", lease_s=600.0)
-ELSEWHERE = Generation(
-    number=9, roster=("w0", "x"), shares=(1, 1), planned=False, address="192.0.2.1", reason="come"
-)
+ELSEWHERE = Generation(number=9, roster=("w0", "x"), shares=(1, 1), planned=False, reason="come")
 
 
 class FakeCoordinator:

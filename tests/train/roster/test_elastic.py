@@ -184,8 +184,6 @@ def test_the_leave_message_tells_drains_evictions_and_stops_apart() -> None:
         shares=(8,),
         planned=True,
         saves="w0",
-        address="127.0.0.1",
-        port=1,
         reason="w1 left: SIGTERM",
     )
     asked = "w1 leaves the run at step 9, as asked: w1 left: SIGTERM"
