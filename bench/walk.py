@@ -10,6 +10,7 @@ same samples again.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -49,11 +50,14 @@ class Walk:
             self._since = None
         if event != "call" or not to.startswith(ROOT) or self._since is not None:
             return
-        self.files[to] = None
         by = frame.f_back
+        is_logging = by is not None and by.f_code.co_filename == logging.__file__
+        if is_logging or frame.f_code in self._properties:
+            return
+        self.files[to] = None
         while by is not None and not by.f_code.co_filename.startswith(ROOT):
             by = by.f_back  # through torch, as from a backward pass to a hook
-        if by is not None and by.f_code.co_filename != to and frame.f_code not in self._properties:
+        if by is not None and by.f_code.co_filename != to:
             self.calls[by.f_code, frame.f_code] = None
 
     def show(self, title: str) -> None:
