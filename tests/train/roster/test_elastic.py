@@ -177,6 +177,14 @@ def test_a_worker_logs_when_it_joins_and_when_and_why_it_leaves(
     assert "w7 leaves the run at step 0: trained to the end" in logged
 
 
+def generation_of(number: int, world: int) -> Generation:
+    """A generation of so many workers."""
+    roster = tuple(f"w{rank}" for rank in range(world))
+    return Generation(
+        number=number, roster=roster, shares=(8,) * world, planned=True, reason="joined"
+    )
+
+
 def test_the_leave_message_tells_drains_evictions_and_stops_apart() -> None:
     others = Generation(
         number=3,
