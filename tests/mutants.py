@@ -228,7 +228,7 @@ MUTANTS = [
         COORDINATE + "membership.py",
         "    d.finished.add(member.id)\n",
         "",
-        "tests/cli/test_run.py -k after",
+        "tests/cli/test_run.py -k run_on",
     ),
     Mutant(
         COORDINATE + "takeover.py",
@@ -245,8 +245,8 @@ MUTANTS = [
     # Decisions.
     Mutant(
         DECIDE + "split.py",
-        "        if surplus < 0:\n",
-        "        if surplus <= 0:\n",
+        "                return water_fill(batch, low, high)  # all",
+        "                return high  # all",
         "tests/decide/test_split.py",
     ),
     Mutant(

@@ -220,12 +220,16 @@ class Clocked:
     """`evenstep run` in this process, on a fake clock."""
 
     def __init__(self, folder: Path, *args: str, **options: Any) -> None:
-        self.now_s = 0.0
+        self.now_s, self.num_reads = 0.0, 0
         self._made = RunFolder.make(folder)
         command = [str(SCRIPT), *args]
         terms = Terms(run=str(folder))
-        options |= {"size_asked": True, "clock": lambda: self.now_s}
+        options |= {"size_asked": True, "clock": self._clock}
         self.run = LocalRun(self._made, terms, 2, command, **options)
+
+    def _clock(self) -> float:
+        self.num_reads += 1
+        return self.now_s
 
     def run_to_end(self, meanwhile: Callable[[], Awaitable[None]]) -> Ending:
         async def both() -> Ending:
@@ -312,6 +316,27 @@ def test_a_worker_that_has_left_is_terminated_if_it_does_not_exit(
     assert ending.ok
     assert "w1 has left the run but is still running after 0.05 s: terminating it" in caplog.text
     assert workers_of(run) == []
+
+
+@pytest.mark.usefixtures("pythonpath")
+def test_a_script_that_has_trained_to_the_end_may_run_on(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clocked = Clocked(run, "3", "busy after", "all", leave_s=0.05)
+
+    async def meanwhile() -> None:
+        await clocked.until_all_say("saves its model")
+        while "waiting for the processes of w0, w1 to end" not in caplog.text:
+            await asyncio.sleep(0.02)
+        clocked.now_s += 1.0
+        num_reads = clocked.num_reads
+        while clocked.num_reads < num_reads + 3 and "terminating" not in caplog.text:
+            await asyncio.sleep(0.02)  # past the deadline
+        clocked.run.on_signal(signal.SIGINT)
+
+    with caplog.at_level("INFO", "evenstep"):
+        assert clocked.run_to_end(meanwhile).ok
+    assert "terminating it" not in caplog.text
 
 
 def test_workers_outlive_a_coordinator_and_the_next_one_adopts_them(runs: Runs, run: Path) -> None:
