@@ -83,14 +83,14 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "roster/elastic.py",
-        "        if step.has_batch or step.is_void:\n",
-        "        if step.has_batch:\n",
+        "        if interrupts or step.has_batch or step.is_void:\n",
+        "        if interrupts or step.has_batch:\n",
         "tests/train/test_void.py",
     ),
     Mutant(
         TRAIN + "roster/elastic.py",
-        "self._is_reduced or not self._rollback.is_possible",
-        "self._is_reduced",
+        "not self._is_reduced and rollback.is_possible",
+        "not self._is_reduced",
         "tests/train/test_void.py",
     ),
     # Workers that are behind get the state of those that are ahead.
@@ -226,7 +226,7 @@ MUTANTS = [
     ),
     Mutant(
         COORDINATE + "membership.py",
-        "    d.finished.add(member.id)\n",
+        "    d.finished[member.id] = step\n",
         "",
         "tests/cli/test_run.py -k run_on",
     ),

@@ -171,13 +171,14 @@ class Stuck(Message, frozen=True, kw_only=True):
     waited_s: float
 
 
-class Alive(Message, frozen=True, kw_only=True):
+class Alive(Message, frozen=True, kw_only=True, omit_defaults=True):
     """A worker's heartbeat, off the hot path; answered with `Lease`."""
 
     generation: int
     step: int
     waiting: bool  # for other workers
     apart: bool = False  # between the all-reduce and the next batch: in the script's own code
+    saving: bool = False  # it writes its last checkpoint
 
 
 class Leaving(Message, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -44,6 +45,22 @@ class Runs:
             env={**os.environ, "PYTHONPATH": PYTHONPATH},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def start_in(self, terminal: int, *args: str | Path) -> subprocess.Popen[str]:
+        """As the first process of a terminal."""
+        setsid = ["setsid", "--ctty", sys.executable, "-m", "evenstep", *map(str, args)]
+        env = {**os.environ, "PYTHONPATH": PYTHONPATH}
+        process = subprocess.Popen(
+            setsid,
+            cwd=self.folder,
+            env=env,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
             text=True,
         )
         self._started.append(process)
@@ -196,7 +213,7 @@ def test_a_worker_that_exits_by_itself_ends_the_run(runs: Runs, run: Path) -> No
     assert "w1 ended with exit code 7" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_stopped_run_resumes_where_it_was(runs: Runs, run: Path, number: signal.Signals) -> None:
     process = runs.start("run", "--workers", "2", "--run", run, SCRIPT, LONG)
     until(lambda: _steps(run) > 3)
@@ -214,6 +231,36 @@ def test_a_stopped_run_resumes_where_it_was(runs: Runs, run: Path, number: signa
     assert f"w2 is here, resuming {checkpoint}" in again.stdout
     assert "w3 begins 2 of 2" in again.stdout  # as many as before, under new names
     assert generations(run) == [1, 2]
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_run_whose_output_nobody_reads_stops_gracefully(
+    runs: Runs, run: Path, both: bool
+) -> None:
+    """As in `evenstep run ... | head` and `2>&1 | head`; the script prints nothing afterwards."""
+    process = runs.start("run", "--workers", "2", "--run", run, SCRIPT, LONG)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    until(lambda: _steps(run) > 3)
+    process.stdout.close()
+    if both:
+        process.stderr.close()
+    assert process.wait(BOUND_S) == 0
+    assert both or "stopped: the reader of its output is gone" in process.stderr.read()
+    assert list((run / "checkpoints").iterdir())
+    assert workers_of(run) == []
+
+
+def test_a_closed_terminal_stops_a_run_gracefully(runs: Runs, run: Path) -> None:
+    """SIGHUP comes, and every write to the terminal fails."""
+    ours, terminal = pty.openpty()
+    process = runs.start_in(terminal, "run", "--workers", "2", "--run", run, SCRIPT, LONG)
+    os.close(terminal)
+    until(lambda: _steps(run) > 3)
+    os.close(ours)
+    assert process.wait(BOUND_S) == 0
+    assert list((run / "checkpoints").iterdir())
+    assert workers_of(run) == []
 
 
 class Clocked:

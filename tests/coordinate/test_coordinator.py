@@ -380,7 +380,7 @@ def test_a_newcomer_that_is_sent_home_is_not_waited_for(make: Make) -> None:
 def test_one_who_was_let_go_and_stays_does_not_keep_a_run_alive(make: Make) -> None:
     world = make(restarts=0)
     a, b = launched(world, 2)
-    world.leave(b)
+    ask(world, "drain", worker=b.id)
     world.say(a, Began(generation=world.announced[-1].number, step=1))
     assert heard(b, Goodbye)  # and it stays, and says no more
     world.die(a)
@@ -402,9 +402,107 @@ def test_one_who_was_leaving_is_not_replaced(make: Make) -> None:
     world = make()
     _, b, _ = launched(world, 3)
     world.join()  # a change is under way, so that the leave has to wait
-    world.leave(b)
+    ask(world, "drain", worker=b.id)
     world.die(b)
     assert world.starting == []
+
+
+def test_one_who_leaves_on_a_notice_is_replaced_and_no_restart_is_counted(make: Make) -> None:
+    world = make(restarts=1)
+    a, b = launched(world, 2)
+    for leaver in (b, a):
+        world.leave(leaver)
+        world.settle(8)
+    assert roster(world) == ("w2", "w3")
+    assert status(world)["restarts_left"] == 1
+    world.leave(world.workers["w2"])
+    world.leave(world.workers["w3"])  # all leave at once: their state is handed over first
+    world.settle(20)
+    assert roster(world) == ("w4", "w5")
+
+
+def test_a_worker_that_is_ended_here_leaves_on_no_notice(make: Make) -> None:
+    """SIGTERM is how its process is ended, and it takes that for a notice."""
+    world = make(start_s=1.0, restarts=1)
+    launched(world, 2)
+    ask(world, "scale", num_workers=3)
+    late = world.connect(world.starting.pop(), launched=True)
+    assert late is not None
+    for _ in range(4):
+        world.beat()
+    assert world.stopped == [late.id]
+    world.leave(late)
+    assert world.starting == []
+
+
+# Scripts that fail or end on one worker.
+
+
+@pytest.mark.parametrize("when", ["starting", "joining", "joined"])
+@pytest.mark.parametrize("told", ["", "Traceback ...\nFileNotFoundError: no data"])
+def test_a_newcomer_whose_script_fails_before_its_first_step_is_left_out(
+    make: Make, caplog: pytest.LogCaptureFixture, when: str, told: str
+) -> None:
+    world = make()
+    a, b = launched(world, 2)
+    ask(world, "scale", num_workers=3)
+    c = world.connect(world.starting.pop(), launched=True)
+    assert c is not None
+    if when != "starting":
+        world.ready(c)
+    world.enter()
+    while when == "joined" and not c.begun:
+        world.take_step()
+        world.enter()
+    if told:
+        world.say(c, Failed(told=told))
+    world.end(c, 1)
+    world.settle(8)
+    assert roster(world) == (a.id, b.id)
+    assert status(world)["state"] == "training"
+    assert world.starting == []  # it would fail again
+    error = "no data" if told else "ended with exit code 1"
+    assert error in status(world)["left_out"][c.id]
+    assert sum(told in m for m in caplog.messages if c.id in m) >= 1
+
+
+def test_a_script_that_fails_in_the_first_step_of_all_ends_the_run(make: Make) -> None:
+    world = make()
+    world.join()
+    b = world.join()
+    world.enter()
+    assert world.began
+    world.say(b, Failed(told="it is wrong"))
+    assert ending(world).told == "it is wrong"
+
+
+def test_a_script_that_exits_with_0_on_one_worker_is_told_and_replaced(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make(restarts=1)
+    _, b, _ = launched(world, 3)
+    world.end(b, 0)
+    world.settle(8)
+    assert roster(world) == ("w0", "w2", "w3")
+    assert "w1 ended with exit code 0 while the others train on" in caplog.text
+    assert "exit code 0" in status(world)["left_out"]["w1"]
+    assert status(world)["restarts_left"] == 0
+
+
+def test_a_script_that_leaves_its_loop_early_on_one_worker_is_told_and_replaced(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make(restarts=1)
+    a, b, _ = launched(world, 3)
+    step = world.step
+    world.finish(b)
+    complain(world, a)
+    assert status(world)["left_out"] == {}  # the others may be at the end as well
+    world.settle(8)
+    assert roster(world) == ("w0", "w2", "w3")
+    why = f"its script ended at step {step} while the others train on"
+    assert status(world)["left_out"] == {"w1": why}
+    assert f"w1: {why}" in caplog.text
 
 
 def test_the_log_says_why_workers_are_launched_and_drained(
@@ -428,6 +526,8 @@ def test_the_log_says_why_workers_are_launched_and_drained(
         "launching 1 worker: size 4 requested",
         "draining w3: requested by an operator",
         "draining w1: a spot notice",
+        "launching 1 worker: in place of w1",
+        "draining w5: size 1 requested",
         "draining w4: size 1 requested",
     ]
 

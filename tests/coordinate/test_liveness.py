@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from evenstep.coordinate.liveness import SAVING_S
-from evenstep.messages import Generation, Goodbye, Stuck
-from evenstep.types import Left, Lost
+import pytest
+
+from evenstep.coordinate.liveness import LEAVE_S, SAVING_S, STOP_S
+from evenstep.messages import Generation, Goodbye, Stepped, Stuck
+from evenstep.types import Left, Lost, StepReport
 from tests.coordinate.situations import (
     Make,
     complain,
@@ -175,19 +177,48 @@ def test_one_stuck_in_the_script_does_not_hold_a_stop_up(make: Make) -> None:
     assert [g.planned for g in heard(a, Generation) if not g.roster] == [True, False]
     assert heard(b, Goodbye)[0].why == "it does not leave"
     assert ending(world).ok
-    limit_s = world.terms.silent_s + world.terms.patience_s
-    assert 2 * limit_s < took_s < 2 * limit_s + 5
+    assert STOP_S + LEAVE_S < took_s < STOP_S + LEAVE_S + 5
     assert not any(w.connected for w in (a, b, c))
 
 
 def test_a_leader_that_writes_the_last_checkpoint_gets_more_time(make: Make) -> None:
     world = make()
     a, b = training(world, 2)
-    a.busy = True
+    a.busy = a.saving = True
     world.stop_run("enough")
     assert SAVING_S <= until_the_end(world) < SAVING_S + 5
     assert heard(a, Goodbye)[0].why == "it does not leave"
     assert not heard(b, Goodbye)
+
+
+def test_a_leader_that_does_not_get_to_the_last_checkpoint_is_not_waited_for(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make()
+    a, b = training(world, 2)
+    a.busy = b.busy = True  # asleep
+    world.stop_run("enough")
+    assert until_the_end(world) < STOP_S + LEAVE_S + 5
+    assert ending(world).ok
+    assert f"{a.id} does not leave: no checkpoint of the last steps" in caplog.text
+
+
+def test_a_stop_waits_for_two_usual_steps(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    reports = tuple(StepReport(w.id, 32, 60.0) for w in (a, b))
+    for _ in range(20):
+        number, step = a.generation, world.step
+        world.say(a, Stepped(generation=number, step=step, seconds=60.0, reports=reports))
+        world.step += 1
+    a.busy = b.busy = True
+    world.stop_run("enough")
+    for _ in range(200):
+        world.beat()
+    assert [g.planned for g in heard(a, Generation) if not g.roster] == [True]
+    a.busy = b.busy = False
+    world.settle(8)
+    assert ending(world).ok
 
 
 def test_a_change_that_does_not_come_about_does_not_hold_a_stop_up(make: Make) -> None:

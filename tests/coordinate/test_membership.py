@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 )
 
 from evenstep.coordinate.events import Terms
+from evenstep.messages import Failed
 from tests.coordinate.replayed import replayed
 from tests.coordinate.world import SimWorker, World
 from tests.hypothesis_examples import examples
@@ -113,6 +114,21 @@ class Membership(RuleBasedStateMachine):
     def one_is_drained(self, which: int) -> None:
         if worker := self.pick(which):
             self.world.ask("drain", worker=worker.id)
+
+    @rule(which=some)
+    def the_script_fails_on_a_newcomer(self, which: int) -> None:
+        world = self.world
+        new = [w for w in world.workers.values() if w.connected and w.id not in world.state.proven]
+        trains = world.state.proven.intersection(world.state.members)
+        if new and trains and world.ending is None:
+            world.say(new[which % len(new)], Failed(told="no such file"))
+            world.end(new[which % len(new)], 1)
+
+    @rule(which=some)
+    @precondition(lambda self: self.world.step > 3)
+    def the_script_ends_on_one(self, which: int) -> None:
+        if worker := self.pick(which):
+            self.world.end(worker, 0)
 
     @rule(num=st.integers(1, 5))
     def another_size_is_asked_for(self, num: int) -> None:

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,13 @@ from evenstep.errors import InvalidInputError
 from evenstep.messages import (
     COORDINATOR,
     PROTOCOL,
+    Alive,
     Answer,
     Ask,
     Generation,
     Greeting,
     Hello,
+    Lease,
     Refused,
     Stepped,
     Welcome,
@@ -194,6 +197,7 @@ def test_a_worker_that_does_not_read_is_dropped_and_holds_nobody_up(
     run: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "UNREAD_BYTES", 2**16)
+    monkeypatch.setattr(server, "BURST", inf)  # it also floods
     with run.worker() as deaf, run.worker() as other:
         beat = b'{"type":"Alive","generation":1,"step":0,"waiting":false}\n'
         with pytest.raises((ConnectionError, TimeoutError)):
@@ -254,6 +258,20 @@ def test_what_a_worker_says_wrongly_changes_nothing(run: Hosted) -> None:
         with pytest.raises(InvalidInputError):
             run.inside(lambda: run.service.handle(Heard(worker="w0", message=untrue)))
         assert run.ask("status") == before
+
+
+def test_a_worker_that_floods_is_read_slowly_and_harms_nobody(
+    run: Hosted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "MESSAGES_PER_S", 1e-3)
+    monkeypatch.setattr(server, "BURST", 5.0)
+    monkeypatch.setattr(server, "HANG_UP_S", 0.1)
+    with run.worker() as flood, run.worker() as other:
+        for _ in range(50):
+            flood.say(Alive(generation=0, step=0, waiting=False))
+        eventually(lambda: f"{flood.id} sends over" in caplog.text)
+        assert still_answers(other)
+        assert sum(isinstance(m, Lease) for m in flood.waiting()) < 10
 
 
 def test_with_tls_the_certificate_is_checked(

@@ -151,7 +151,7 @@ def test_nobody_comes_in_place_of_one_who_was_leaving(make: Make) -> None:
     world = make(spares=1)
     _, b, _ = with_a_spare(world)
     world.join()  # a change is under way, so that the leave has to wait
-    world.leave(b)
+    assert world.ask("drain", worker=b.id).problem == ""
     world.die(b)
     assert states(world)["w2"] == "spare"
 

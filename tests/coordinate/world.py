@@ -70,6 +70,7 @@ class SimWorker:
     connected: bool = True
     frozen: bool = False  # stopped: it neither speaks nor steps, and its connection stays
     busy: bool = False  # in the script's own code: it is heard of, and does nothing else
+    saving: bool = False  # the last checkpoint
     said_ready: bool = False
     generation: int = 0
     begun: bool = False
@@ -350,7 +351,10 @@ class World:
                 waits = worker.lost or worker.rests or self._cannot_meet(number)
                 waits |= any(not self._is_in(w, number) for w in self._roster(number))
                 waits |= any(self.workers[w].busy for w in self._roster(number))
-                alive = Alive(generation=number, step=self.step, waiting=waits and not worker.busy)
+                waits &= not worker.busy
+                alive = Alive(
+                    generation=number, step=self.step, waiting=waits, saving=worker.saving
+                )
                 self.say(worker, alive)
         self.tick()
 

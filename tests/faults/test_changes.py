@@ -6,9 +6,11 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
-from tests.faults.live_run import HELD, epoch_args, same
+from tests.faults.live_run import HELD, epoch_args, same, until
 
 ARGS = [*HELD, "--sum"]
 
@@ -37,11 +39,12 @@ def test_a_stopped_worker_is_evicted_and_the_others_train_on(tmp_path: Path, alo
         assert all(same(result, alone(*ARGS, *run.epochs)) for result in run.results().values())
 
 
-def test_sigterm_drains_a_worker_gracefully(tmp_path: Path, alone: Alone) -> None:
+def test_a_worker_leaves_on_sigterm_and_is_replaced(tmp_path: Path, alone: Alone) -> None:
     with Cluster(tmp_path, workers=3, args=ARGS) as run:
-        status = run.until_training(3)
+        run.until_training(3)
         run.signal("w1", signal.SIGTERM)
-        run.until_training(2, after=status["generation"])
+        ranked = {"w0", "w2", "w3"}
+        run.until(lambda s: {w["worker"] for w in s["workers"] if w["rank"] is not None} == ranked)
         assert run.finish() == 0
         assert "void" not in run.output()
         assert all(same(result, alone(*ARGS, *run.epochs)) for result in run.results().values())
@@ -70,6 +73,26 @@ def test_a_paused_run_that_is_stopped_leaves_a_checkpoint(tmp_path: Path, alone:
         resumed = re.search(r"resuming from step-(\d+)", run.output())
         assert resumed is not None
         assert int(resumed[1]) >= step
+        assert all(same(result, alone(*args)) for result in run.results().values())
+
+
+@pytest.mark.parametrize("point", ["forward", "stepped"])
+def test_a_script_asleep_on_all_workers_does_not_delay_a_stop(
+    tmp_path: Path, alone: Alone, point: str
+) -> None:
+    """The step at hand is rolled back; where that is not possible, the checkpoint before stands."""
+    args = [*ARGS, "--asleep", f"{point}-12"]
+    every_s = 3600.0 if point == "forward" else 1e-3
+    with Cluster(tmp_path, workers=3, args=args, checkpoint_every_s=every_s) as run:
+        until(lambda: run.output().count("asleep") == 3)
+        run.ask("stop")
+        assert run.wait() == 0
+        assert "it does not leave" not in run.output()
+        assert ("the newest checkpoint stands" in run.output()) == (point == "stepped")
+    args = [*ARGS, *epoch_args(50)]
+    with Cluster(tmp_path, workers=2, args=args) as run:
+        assert run.finish() == 0
+        assert "resuming from step-00000012" in run.output()
         assert all(same(result, alone(*args)) for result in run.results().values())
 
 

@@ -64,6 +64,12 @@ class Hold:
         if self.is_on:
             time.sleep(HELD_S)
 
+    def sleep(self, point: str, here: str) -> None:
+        """Sleep at this point of a held run."""
+        if point == here and self.is_on:
+            logging.info("asleep")
+            time.sleep(600.0)
+
     def is_over(self) -> bool:
         """At the end of an epoch: whether it was the last. The same answer on all workers."""
         return self._until_go and not self._session.sum(float(self.is_on))
@@ -122,6 +128,7 @@ def main() -> None:
     parser.add_argument("--slow", default="", help="workers slowed down threefold, while held")
     parser.add_argument("--slow-from", type=int, default=0, help="step at which --slow begins")
     parser.add_argument("--sum", action="store_true", help="call session.sum in every step")
+    parser.add_argument("--asleep", default="", help="POINT-STEP at which held workers sleep")
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -156,6 +163,7 @@ def main() -> None:
                     raise AssertionError(f"{session.samples} samples used in epoch {epoch}")
                 faults.at("forward")
                 begun_s, batch = time.monotonic(), session.batch
+                hold.sleep(args.asleep, f"forward-{session.step}")
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(model(x), y)
                 time.sleep(args.pause)
@@ -171,6 +179,7 @@ def main() -> None:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 faults.at("stepped")
+                hold.sleep(args.asleep, f"stepped-{session.step}")
                 scheduler.step()
                 if not session.void:
                     steps.append((session.step, batch))

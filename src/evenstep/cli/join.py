@@ -12,7 +12,7 @@ from types import FrameType
 import click
 
 from evenstep.cli.endpoint import find_coordinator, reachable_address, token_option
-from evenstep.cli.signals import StopRequests
+from evenstep.cli.signals import StopRequests, echo, stop_signals
 from evenstep.launch.die_with_parent import die_with_parent
 from evenstep.launch.local import worker_environment
 
@@ -37,8 +37,8 @@ def join_command(
 ) -> None:
     """Start SCRIPT ARGS here as a worker of the run at HOST:PORT (or in a run's folder).
 
-    Options of join go before SCRIPT. On Ctrl-C or SIGTERM the worker leaves at the end of a step; a
-    second one kills it. The exit code is the script's.
+    Options of join go before SCRIPT. On Ctrl-C, SIGTERM or SIGHUP the worker leaves at the end of
+    a step; a second one kills it. The exit code is the script's.
     """
     coordinator = find_coordinator(run, token_file)
     reachable = reachable_address(coordinator)  # even with --address: it checks the token
@@ -59,10 +59,10 @@ def join_command(
             return
         kill = requests.num > 1
         action = "killed" if kill else "leaving at the end of the step; send it again to kill"
-        click.echo(f"evenstep: {signal.Signals(number).name}: {action}", err=True)
+        echo(f"evenstep: {signal.Signals(number).name}: {action}")
         os.killpg(worker.pid, signal.SIGKILL) if kill else worker.terminate()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, leave)
     code = worker.wait()
     ctx.exit(128 - code if code < 0 else code)

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import click
 from msgspec.structs import replace
 
 from evenstep.cli.endpoint import advertised_address
-from evenstep.cli.signals import StopRequests
+from evenstep.cli.signals import StopRequests, discard_output, echo, piped_outputs, stop_signals
 from evenstep.coordinate.addresses import EVERYWHERE
 from evenstep.coordinate.events import (
     MAX_WORKERS,
@@ -81,10 +80,12 @@ class LocalRun:
             raise
         self._launcher = launcher = self._make_launcher(host, address)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             loop.add_signal_handler(number, self.on_signal, number)
+        for fd in piped_outputs():  # the write end of a pipe is never readable: its reader is gone
+            loop.add_reader(fd, self._reader_gone, fd)
         try:
-            click.echo(f"evenstep: run {self._folder.path}, coordinator at {address}", err=True)
+            echo(f"evenstep: run {self._folder.path}, coordinator at {address}")
             service = self._service
             for worker, pid in self._folder.outlived().items():
                 launcher.adopt(worker, pid)
@@ -118,7 +119,7 @@ class LocalRun:
                 logged = launcher.running
                 log.info("waiting for the processes of %s to end", listed(sorted(logged)))
             if self._clock() >= deadline_s:
-                overdue = launcher.running - service.state.finished - service.state.evicted
+                overdue = launcher.running - service.state.finished.keys() - service.state.evicted
                 for worker in sorted(overdue):
                     text = "%s has left the run but is still running after %g s: terminating it"
                     log.warning(text, worker, self._leave_s)
@@ -158,6 +159,13 @@ class LocalRun:
         )
         service.coordinator.launcher = launcher
         return launcher
+
+    def _reader_gone(self, fd: int) -> None:
+        """As in `evenstep run ... | head`: nobody sees the output, so the run stops."""
+        asyncio.get_running_loop().remove_reader(fd)
+        discard_output(fd)
+        if self._service.state.closing is None:
+            self._service.handle(StopAsked(why="the reader of its output is gone"))
 
     def on_signal(self, number: int) -> None:
         """First request: stop gracefully; second: kill. After the run: terminate the scripts."""

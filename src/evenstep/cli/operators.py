@@ -39,6 +39,8 @@ def status_command(run: str, as_json: bool, token_file: Path | None) -> None:
         f"{status['samples_per_s']:g} samples/s"
     )
     click.echo(table(STATUS_HEAD, map(_status_row, status["workers"])))
+    for worker, reason in status["left_out"].items():
+        click.echo(f"{worker} is left out: {reason}")
     refused = ", ".join(f"{num} {reason}" for reason, num in status["refused"].items())
     if refused:
         click.echo(f"refused: {refused}")

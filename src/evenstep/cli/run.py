@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from evenstep.cli.local_run import LocalRun
+from evenstep.cli.signals import discard_unwritable, echo
 from evenstep.config import Settings
 from evenstep.coordinate.events import MAX_WORKERS, Terms
 from evenstep.coordinate.run_folder import RunFolder
@@ -89,9 +90,10 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **options: Any) -> None:
     """Train SCRIPT ARGS on workers that may join, leave and fail.
 
-    Each worker runs `python SCRIPT ARGS`; options of run go before SCRIPT. Ctrl-C or SIGTERM stops
-    the run gracefully, with a checkpoint; a second one, at least a second later, kills it. Exit
-    code 0: trained to the end, or stopped gracefully. 1: the script failed, or no worker is left.
+    Each worker runs `python SCRIPT ARGS`; options of run go before SCRIPT. Ctrl-C, SIGTERM, a
+    closed terminal (SIGHUP) or output that nobody reads any more (`| head`) stops the run
+    gracefully, with a checkpoint; a second signal, at least a second later, kills it. Exit code 0:
+    trained to the end, or stopped gracefully. 1: the script failed, or no worker is left.
     """
     old = _open_folder(options["folder"], options["resume"])
     workers = _worker_counts(options["workers"], _workers_at_start(old))
@@ -139,9 +141,10 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
     newest = folder.newest_checkpoint()
     saved = f"newest checkpoint: {newest}" if newest else "no checkpoint"
     why = ending.why.rstrip(".")
-    click.echo(f"evenstep: {why}; run folder: {folder.path}; {saved}", err=True)
+    echo(f"evenstep: {why}; run folder: {folder.path}; {saved}")
     if ending.told:
-        click.echo(ending.told.rstrip(), err=True)
+        echo(ending.told.rstrip())
+    discard_unwritable()
     ctx.exit(0 if ending.ok else FAILED)
 
 

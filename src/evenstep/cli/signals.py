@@ -1,11 +1,52 @@
-"""Debounces signals: one request may arrive as two signals."""
+"""Requests to stop: signals, of which two may be one request, and output that nobody reads."""
 
 from __future__ import annotations
 
+import os
+import signal
+import stat
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+
+import click
 
 DEBOUNCE_S = 1.0
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask for a stop; without SIGHUP under `nohup`, which ignores it."""
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def piped_outputs() -> list[int]:
+    """The standard output and error, as far as they are pipes whose reader may go."""
+    return [fd for fd in (1, 2) if stat.S_ISFIFO(os.fstat(fd).st_mode)]
+
+
+def discard_output(*fds: int) -> None:
+    """Send what is written from now on to nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for fd in fds:
+        os.dup2(nowhere, fd)
+    os.close(nowhere)
+
+
+def echo(text: str) -> None:
+    """Print to standard error, if that is still possible: a terminal may have been closed."""
+    with suppress(OSError):
+        click.echo(text, err=True)
+
+
+def discard_unwritable() -> None:
+    """Let output that cannot be written, as to a closed terminal, not change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            discard_output(stream.fileno())
 
 
 class StopRequests:

@@ -7,13 +7,13 @@ from enum import Enum
 
 from msgspec.structs import replace
 
-from evenstep.coordinate.announce import call_spares, end, launch, settle
+from evenstep.coordinate.announce import call_spares, end, launch, let_go, settle
 from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import Dying, Ending, Exited, NotStarted
-from evenstep.coordinate.roster import advance, disconnect, reconcile
-from evenstep.coordinate.state import Ended, Exit, ProcessInfo
+from evenstep.coordinate.roster import advance, change, disconnect, leave_out, reconcile
+from evenstep.coordinate.state import Ended, Exit, ProcessInfo, RunMember, WorkerState
 from evenstep.coordinate.takeover import abandon
-from evenstep.types import WorkerId
+from evenstep.types import DrainAsked, WorkerId
 
 REJOIN_CODE = 75  # os.EX_TEMPFAIL: the worker lost its place, by no fault of the script
 # A process group still being released as the interpreter ends aborts a process that has finished.
@@ -27,19 +27,23 @@ class Meaning(Enum):
     FINE = "fine"  # nothing more was expected of it
     REPLACE = "replace"  # no fault of the script
     FAILURE = "failure"  # the script's own
-    MISSING = "missing"  # it will not join; the others go on
+    MISSING = "missing"  # it is no use to the run; the others go on
 
 
-def meaning(info: ProcessInfo, code: int, *, joined: bool, alone: bool, last: bool) -> Meaning:
-    """`joined`: it was in a roster. `alone`: nobody else trains. `last`: no process runs."""
+def meaning(
+    info: ProcessInfo, code: int, *, joined: bool, spared: bool, alone: bool, last: bool
+) -> Meaning:
+    """`joined`: it was in a roster. `spared`: the others go on if its script fails. `alone`: nobody
+    else trains. `last`: no process runs.
+    """
     if info.in_order:
         return Meaning.FINE
     if info.evicted or (code == REJOIN_CODE and not info.refused) or code < 0:
         return Meaning.REPLACE
     if code > 0:
-        return Meaning.FAILURE if joined or alone else Meaning.MISSING
+        return Meaning.FAILURE if (joined and not spared) or alone else Meaning.MISSING
     if joined:
-        return Meaning.FINE
+        return Meaning.REPLACE  # it left the others behind
     return Meaning.FAILURE if alone and last else Meaning.MISSING
 
 
@@ -47,7 +51,7 @@ def fails_late(info: ProcessInfo, code: int) -> bool:
     """Whether an end after the run's was neither in order nor the coordinator's doing."""
     if code < 0 and info.lost:
         return False  # the signal ended it during the run, and the others went on
-    return code not in (0, REJOIN_CODE) and not info.evicted
+    return code not in (0, REJOIN_CODE) and not (info.evicted or info.refused)
 
 
 def describe_exit(code: int, *, joined: bool) -> str:
@@ -59,7 +63,66 @@ def describe_exit(code: int, *, joined: bool) -> str:
             return f"was ended by signal {-code}"
     if code == 0 and not joined:
         return "ended without joining the run: does the script call evenstep.join()?"
+    if code == 0:
+        return "ended with exit code 0 while the others train on"
     return f"ended with exit code {code}"
+
+
+def spares_run(d: Draft, worker: WorkerId) -> bool:
+    """Whether others train on if the script fails on a worker: they have taken steps, it has not.
+
+    So the script is right, and what it lacks is missing on this worker's host.
+    """
+    proven = d.proven.intersection(m.id for m in d.training())
+    return bool(proven) and worker not in d.proven
+
+
+def script_failed(d: Draft, member: RunMember, told: str) -> None:
+    """The script raised on a worker."""
+    if spares_run(d, member.id):
+        error = told.rstrip().rpartition("\n")[2]
+        leave_out(d, member, f"its script failed before its first step: {error}", told)
+    else:
+        why = f"the script failed on {member.id}"
+        end(d, Ending(ok=False, why=why, told=told, worker=member.id))
+
+
+def noticed(d: Draft, member: RunMember, why: str) -> None:
+    """A worker has to leave, as before its machine is taken away: another comes in its place."""
+    comes = (WorkerState.STARTING, WorkerState.READY, WorkerState.TRAINING)
+    info = d.process(member.id)
+    let_go(d, member, why)
+    if member.state in comes and d.closing is None and not info.evicted:
+        place = f"in place of {member.id}"
+        if info.running:
+            launch(d, 1, place)  # no restart is counted: the worker did not fail
+        else:
+            call_spares(d, 1, place)
+    if member.state is WorkerState.TRAINING:  # the brain must not count on it any more
+        change(d, DrainAsked(worker=member.id), planned=True)
+    advance(d)
+
+
+def ended_early(d: Draft, worker: WorkerId) -> None:
+    """The others have gone beyond the step at which a worker's script ended."""
+    step = d.finished.pop(worker)
+    why = f"its script ended at step {step} while the others train on"
+    d.log(f"{worker}: {why}", "warning")
+    d.processes[worker] = info = replace(d.process(worker), refused=why)
+    if info.running or info.started_s is not None:
+        _replace_worker(d, worker)
+    else:
+        call_spares(d, 1, f"in place of {worker}")
+
+
+def _replace_worker(d: Draft, worker: WorkerId) -> None:
+    """Call a spare or launch a worker, as long as there are restarts left."""
+    place = f"in place of {worker}"
+    if d.closing is not None or d.process(worker).relieved or call_spares(d, 1, place):
+        return
+    if d.restarts_left > 0:
+        d.restarts_left -= 1
+        launch(d, 1, place)
 
 
 def dying(d: Draft, event: Dying) -> None:
@@ -120,7 +183,8 @@ def judge_exit(d: Draft, worker: WorkerId) -> None:
         disconnect(d, member, f"it {description}", dead=True)
     info = d.process(worker)
     alone, last = not d.training(), not d.running_processes
-    match meaning(info, exit.code, joined=joined, alone=alone, last=last):
+    spared = spares_run(d, worker)
+    match meaning(info, exit.code, joined=joined, spared=spared, alone=alone, last=last):
         case Meaning.FINE:
             if fails_late(info, exit.code):
                 d.log(f"{why}; nothing more was expected of it", "warning")
@@ -129,15 +193,15 @@ def judge_exit(d: Draft, worker: WorkerId) -> None:
             why = f"{worker} was refused: {info.refused}" if info.refused else why
             end(d, Ending(ok=False, why=why, told=exit.output, worker=worker))
         case Meaning.REPLACE | Meaning.MISSING as verdict:
-            d.log(why, "warning")
-            d.last_loss = why
-            place = f"in place of {worker}"
-            wanted = verdict is Meaning.REPLACE and not info.relieved and d.closing is None
+            if not info.refused:
+                told = f"\n{exit.output.rstrip()}" if exit.code > 0 and exit.output else ""
+                d.log(f"{why}{told}", "warning")
+                d.last_loss = why
+            if exit.code >= 0 and not (info.refused or info.evicted):
+                d.processes[worker] = replace(info, refused=f"it {description}")
             # A worker that the brain ordered and that never came is the brain's to order again.
-            wanted &= joined or d.num_unlaunched() <= 0
-            if wanted and not call_spares(d, 1, place) and d.restarts_left > 0:
-                d.restarts_left -= 1
-                launch(d, 1, place)
+            if verdict is Meaning.REPLACE and (joined or d.num_unlaunched() <= 0):
+                _replace_worker(d, worker)
             reconcile(d, why)
     advance(d)  # workers that are to leave may have waited for it
 

@@ -10,7 +10,7 @@ from evenstep.config import Settings
 from evenstep.coordinate.announce import end
 from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import Connected, Ending, Reply
-from evenstep.coordinate.roster import advance
+from evenstep.coordinate.roster import advance, leave_out
 from evenstep.coordinate.state import Contact, RunMember, WorkerState
 from evenstep.coordinate.takeover import returned
 from evenstep.errors import BatchBoundsError, ConfigError, EvenstepError
@@ -70,11 +70,7 @@ def ready(d: Draft, member: RunMember, message: Ready) -> None:
     except EvenstepError as e:
         problem = str(e)
     if problem:
-        d.log(f"{member.id} is refused: {problem}", "warning")
-        d.processes[member.id] = replace(d.process(member.id), refused=problem)
-        d.remove(member.id)
-        d.send(Refused(why=problem), member.id)
-        d.hang_up(member.id)
+        leave_out(d, member, problem)
         return
     if member.state is WorkerState.STARTING:
         sees_folder = message.sees_folder

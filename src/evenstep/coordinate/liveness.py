@@ -16,6 +16,8 @@ from evenstep.messages import Alive, Generation, Goodbye, Stuck
 from evenstep.types import WorkerId
 
 MAX_MEETINGS = 3  # of a roster that cannot take a step, or with a joiner, before one is evicted
+STOP_S, STOP_STEPS = 3.0, 2  # for the step in flight when a run stops: the longer of the two
+LEAVE_S = 10.0  # for all to leave after that
 SAVING_S = 600.0  # for the worker that writes the last checkpoint
 RECENT_STEPS = 20  # whose median is the usual duration of a step
 OWN_LAG_S = 2.0  # after such a gap it was the coordinator that did not listen
@@ -49,6 +51,7 @@ def heartbeat(contact: Contact, alive: Alive, now_s: float) -> Contact:
         heartbeat_s=now_s,
         waiting=alive.waiting,
         apart=alive.apart,
+        saving=alive.saving,
         generation=alive.generation,
     )
 
@@ -88,7 +91,7 @@ def watch(d: Draft) -> None:
     patience_s = max(d.terms.patience_s, PATIENCE_STEPS * usual_s)
     limit_s = silent_s + patience_s
     if d.stopping:
-        _urge(d, limit_s)
+        _urge(d, max(STOP_S, STOP_STEPS * usual_s))
     present = {w: c for w, c in d.contacts.items() if not d.is_in(w, WorkerState.DONE)}
     if d.finishing or d.parting:
         # The others may be gone, and do not complain.
@@ -134,17 +137,23 @@ def evict(d: Draft, blamed: Mapping[WorkerId, str]) -> None:
         lose(d, blamed)
 
 
-def _urge(d: Draft, limit_s: float) -> None:
-    """A stop does not wait forever for a worker that is stuck in the script, heartbeats or not."""
+def _urge(d: Draft, grace_s: float) -> None:
+    """A stop does not wait long for a step to end, nor for a worker that does not leave then.
+
+    The step in flight is rolled back, so nothing but that step is lost.
+    """
     assert isinstance(d.closing, Stopping)
     waited_s = d.now_s - d.closing.since_s
-    if waited_s > limit_s and not d.closing.announced:
+    if waited_s > grace_s and not d.closing.announced:
         announce_end(d)  # the change under way is abandoned
-    elif waited_s > limit_s:
+    elif waited_s > grace_s:
         hurry(d)
-        if waited_s > 2 * limit_s:
-            saver = d.coming.saves if d.coming and waited_s < SAVING_S else ""
-            staying = [m.id for m in d.training() if m.id != saver]
+        if waited_s > grace_s + LEAVE_S:
+            saves = {w for w, c in d.contacts.items() if c.saving and waited_s < SAVING_S}
+            staying = [m.id for m in d.training() if m.id not in saves]
+            if d.coming is not None and d.coming.saves in staying:
+                text = "%s does not leave: no checkpoint of the last steps, the newest one stands"
+                d.log(text % d.coming.saves, "warning")
             evict(d, dict.fromkeys(staying, "it does not leave"))
 
 

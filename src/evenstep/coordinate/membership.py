@@ -14,13 +14,13 @@ from msgspec.structs import asdict, replace
 from evenstep import messages as msg
 from evenstep.coordinate import events as ev
 from evenstep.coordinate import exits, joining, liveness, operators, takeover
-from evenstep.coordinate.announce import dismiss, end, let_go, settle
+from evenstep.coordinate.announce import dismiss, end, settle
 from evenstep.coordinate.draft import Decides, Draft
 from evenstep.coordinate.events import Ending
-from evenstep.coordinate.roster import advance, begin, change, disconnect, obey
+from evenstep.coordinate.roster import advance, begin, disconnect, obey
 from evenstep.coordinate.state import Ended, Progress, RunMember, RunState, WorkerState
 from evenstep.errors import PlanError
-from evenstep.types import DrainAsked, StepDone, WorkerId
+from evenstep.types import StepDone, WorkerId
 
 LEASE = msg.Lease()
 MAX_PUBLISHED = 16  # keys for each worker of a generation: its groups need one or two each
@@ -147,15 +147,11 @@ def _listen(d: Draft, member: RunMember, message: msg.FromClient) -> None:
         case msg.Stuck():
             liveness.stuck(d, member.id, message)
         case msg.Leaving(why=why):
-            let_go(d, member, why)
-            if member.state is WorkerState.TRAINING:  # the brain must not count on it any more
-                change(d, DrainAsked(worker=member.id), planned=True)
-            advance(d)
+            exits.noticed(d, member, why)
         case msg.Done(step=step):
             _done(d, member, step)
         case msg.Failed(told=told):
-            why = f"the script failed on {member.id}"
-            end(d, Ending(ok=False, why=why, told=told, worker=member.id))
+            exits.script_failed(d, member, told)
         case msg.Alive() | msg.Hello() | msg.Ask():
             pass  # handled before, or out of place
         case _:
@@ -169,7 +165,7 @@ def _done(d: Draft, member: RunMember, step: int) -> None:
         dismiss(d, member, "it had nothing to do")
         return
     d.put(replace(member, state=WorkerState.DONE))
-    d.finished.add(member.id)
+    d.finished[member.id] = step
     d.set_finishing(True)
     d.progress = replace(d.progress, step=max(d.progress.step, step))
 
@@ -193,7 +189,9 @@ def _stepped(d: Draft, member: RunMember, message: msg.Stepped) -> None:
         begin(d)
     if d.cluster is None or not _leads(member, d.running, message.generation):
         return
-    liveness.stepped(d, message.seconds, [r.worker for r in message.reports])
+    workers = [r.worker for r in message.reports]
+    liveness.stepped(d, message.seconds, workers)
+    d.proven.update(workers)
     own = min(done.quiet.samples, done.quiet.num * d.cluster.batch)  # of this generation
     steps = replace(done, quiet=replace(done.quiet, samples=own)).steps
     reports = {**d.progress.reports, **{r.worker: r for r in message.reports}}
@@ -203,6 +201,8 @@ def _stepped(d: Draft, member: RunMember, message: msg.Stepped) -> None:
         throughput=d.progress.throughput.add(d.now_s, done.generation, steps),
     )
     obey(d, d.decide(done), planned=True)
+    for worker in [w for w, at in d.finished.items() if at <= message.step]:
+        exits.ended_early(d, worker)
 
 
 def _leads(member: RunMember, generation: msg.Generation | None, number: int) -> bool:

@@ -111,6 +111,7 @@ def status(state: RunState, now_s: float) -> dict[str, Any]:
         "restarts_left": state.restarts_left,
         "settings": msgspec.to_builtins(cluster.settings) if cluster else {},
         "workers": [_row(state, worker, rank.get(worker)) for worker in ids],
+        "left_out": {w: info.refused for w, info in state.processes.items() if info.refused},
     }
 
 

@@ -29,6 +29,7 @@ from evenstep.coordinate.announce import (
 from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import Ending
 from evenstep.coordinate.state import WorkerState
+from evenstep.messages import Refused
 from evenstep.types import (
     AnyAction,
     AnyEvent,
@@ -140,6 +141,19 @@ def disconnect(d: Draft, member: st.RunMember, why: str, *, dead: bool) -> None:
             d.phase = replace(d.phase, leaver_gone_s=d.now_s)
         if dead:
             force(d)
+
+
+def leave_out(d: Draft, member: st.RunMember, why: str, told: str = "") -> None:
+    """A worker that is no use to the run goes, with the reason; the others train on."""
+    d.log(f"{member.id} is left out: {why}" + (f"\n{told.rstrip()}" if told else ""), "warning")
+    d.processes[member.id] = replace(d.process(member.id), refused=why)
+    d.send(Refused(why=why), member.id)
+    d.hang_up(member.id)
+    if member.trains:
+        lose(d, {member.id: why})
+    else:
+        d.remove(member.id)
+    reconcile(d, why)
 
 
 def go_on(d: Draft, lost: Mapping[WorkerId, str]) -> None:

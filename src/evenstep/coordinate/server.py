@@ -12,6 +12,7 @@ import secrets
 import ssl
 from collections import Counter
 from contextlib import suppress
+from math import inf
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -30,6 +31,7 @@ MAX_STRANGERS = 200  # clients without a proof at once; beyond that the oldest i
 UNREAD_BYTES = 4 * 2**20  # buffered for one client; beyond that it is dropped
 HANG_UP_S = 5.0  # for the last line to be read
 MAX_MISTAKES = 100  # bad messages of one connection
+MESSAGES_PER_S, BURST = 500.0, 5000.0  # read of one connection; a leader sends a few a second
 
 
 class Listener(Protocol):
@@ -163,10 +165,18 @@ class Server:
         return answer.worker if isinstance(answer, msg.Welcome) else None
 
     async def _hear(self, worker: WorkerId, lines: _Lines, writer: asyncio.StreamWriter) -> None:
-        mistakes = 0
+        mistakes, read_s, warned = 0, -inf, False
         try:
             while mistakes < MAX_MISTAKES:
                 line = await lines.next(MAX_BYTES)
+                # Token bucket: what comes faster stays unread, so it slows nobody but its sender.
+                now_s = asyncio.get_running_loop().time()
+                read_s = max(read_s, now_s - BURST / MESSAGES_PER_S) + 1 / MESSAGES_PER_S
+                if read_s > now_s:
+                    if not warned:
+                        log.warning("%s sends over %g messages a second", worker, MESSAGES_PER_S)
+                    warned = True
+                    await asyncio.sleep(read_s - now_s)
                 try:
                     message = msg.from_client.decode(line)
                     if isinstance(message, msg.Hello | msg.Ask):

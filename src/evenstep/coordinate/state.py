@@ -59,6 +59,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     generation: int = 0  # that it last said it is in
     waiting: bool = False  # for other workers, as of its last heartbeat
     apart: bool = False  # between two steps, as of its last heartbeat
+    saving: bool = False  # it writes the last checkpoint, as of its last heartbeat
     waiting_since_s: float | None = None
     stuck_s: float | None = None  # when it said that it is stuck
     has_stepped: bool = False
@@ -97,7 +98,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     evicted: bool = False
     lost: bool = False  # from the roster, whatever its process does then
     relieved: bool = False  # a spare has replaced it
-    refused: str = ""  # why
+    refused: str = ""  # why it has no part in the run, or has none any more
 
 
 # The phase: which generation the workers are in.
@@ -218,7 +219,8 @@ class RunState(msgspec.Struct, kw_only=True):
     restarts_left: int = 0
     has_launched: bool = False
     rostered: set[WorkerId] = set()  # ids that were ever in a roster
-    finished: set[WorkerId] = set()  # trained to the end; their scripts may still run
+    proven: set[WorkerId] = set()  # ids that have taken a step
+    finished: dict[WorkerId, int] = {}  # trained to the end, at which step; scripts may still run
     facts: dict[str, Any] = {}  # that all workers share
     first_ready_s: float | None = None
     last_loss: str = "none came"

@@ -17,6 +17,7 @@ def take_over(d: Draft, event: TookOver) -> None:
     d.cluster = d.brain.cluster
     d.facts = dict(event.facts)
     d.rostered.update(event.rostered)
+    d.proven.update(event.previous_roster)
     d.progress = replace(d.progress, step=d.cluster.step)
     roster.reconcile(d, "the coordinator was restarted")
     missing = {}

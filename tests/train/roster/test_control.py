@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -158,6 +159,21 @@ def test_after_a_reconnect_a_worker_without_a_generation_is_ready_again(
     control.send(Stuck(generation=0, step=1, waited_s=1.0))
     first = again.receive()
     assert first == ready() if generation == 0 else isinstance(first, Stuck)
+    control.close()
+
+
+def test_a_process_forked_from_a_worker_does_not_hold_its_connection(
+    coordinator: FakeCoordinator,
+) -> None:
+    """Or the death of a worker with DataLoader processes would be noticed when these have ended."""
+    control, connection = Worker(coordinator).connect()
+    child = os.fork()
+    if not child:
+        held = control._socket is not None and control._socket.fileno() >= 0
+        os._exit(1 if held else 0)
+    assert os.waitpid(child, 0)[1] == 0
+    control.send(ready())
+    assert connection.receive() == ready()
     control.close()
 
 

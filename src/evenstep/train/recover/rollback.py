@@ -70,6 +70,7 @@ class Rollback:
         self._saved_registered: list[tuple[Any, Any]] = []  # objects and their states
         self._saved_everything: tuple[bytes, list[torch.Tensor]] | None = None
         self._save_random()
+        self._version = 0
         self.num_unused_before = 0  # batches accumulated when the step at hand began
         self._counts_before = 0, 0  # reduced steps and other sums
 
@@ -85,6 +86,7 @@ class Rollback:
         if step.num_unused:  # gradients of earlier batches have accumulated
             self._saved_grads = [None if p.grad is None else p.grad.clone() for p in self._params]
         self._save_random()
+        self._version = self._count_changes()
         self._saved_everything, self._saved_registered = None, []
         self.alternation.begin_batch()
 
@@ -104,6 +106,14 @@ class Rollback:
     def is_possible(self) -> bool:
         """Whether the state at the start of the step at hand is still known."""
         return not self.alternation.stepped or self._saved_everything is not None
+
+    @property
+    def keeps_parameters(self) -> bool:
+        """Whether no parameter was changed in place in the step at hand."""
+        return self._version == self._count_changes()
+
+    def _count_changes(self) -> int:
+        return sum(p._version for p in self._params)
 
     def step_is_void(self) -> None:
         """From here on, undo what the rest of the loop does to registered objects too.

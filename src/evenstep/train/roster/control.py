@@ -17,6 +17,7 @@ import queue
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -94,6 +95,14 @@ class Control:
         ]
         for thread in self._threads:
             thread.start()
+        # Processes of a DataLoader would keep the connection of a worker that was killed open.
+        close = weakref.WeakMethod(self._close_in_child)
+        os.register_at_fork(after_in_child=lambda: (method := close()) and method())
+
+    def _close_in_child(self) -> None:
+        """In a forked process. No lock is taken: a thread that is not there may hold it."""
+        if self._socket is not None:
+            os.close(self._socket.detach())
 
     @property
     def connected(self) -> bool:

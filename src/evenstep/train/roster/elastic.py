@@ -40,7 +40,7 @@ from evenstep.train.roster.generations import (
     leave_message,
 )
 from evenstep.train.roster.groups import GenerationGroups
-from evenstep.train.roster.sigterm import SigtermNotice
+from evenstep.train.roster.sigterm import ScriptInterrupt, SigtermNotice
 from evenstep.train.roster.worker_info import run_settings, worker_facts
 from evenstep.train.step import Phase
 
@@ -67,6 +67,8 @@ class ElasticRoster:
         self._groups = GenerationGroups(control, where.address, self._tracker.check)
         self._planner = RemotePlanner(self._tracker, control)
         self._sigterm = SigtermNotice(lambda: control.send(Leaving(why="SIGTERM")))
+        self._interrupt = ScriptInterrupt(self._leave_script)
+        self._tracker.interrupt = self._interrupt.send
         self._lost_group = False  # and there is no other yet
         self._move_to = 0  # the generation to enter at the end of this step
         self._failed = self._has_entered = False
@@ -308,11 +310,17 @@ class ElasticRoster:
         except GroupGoneError as e:
             log.debug("a worker disconnected before the step's end: %s", e)
 
-    def _leave_roster(self, generation: Generation) -> NoReturn:
+    def _leave_script(self) -> None:
+        """The script is at something else, and this worker is out of the roster: end it there."""
+        if (generation := self._tracker.left_out) is not None:
+            self._leave_roster(generation, interrupts=True)
+
+    def _leave_roster(self, generation: Generation, *, interrupts: bool = False) -> NoReturn:
         """End this worker: the next generation is without it."""
         worker = self._tracker.worker
+        self._interrupt.close()
         if worker == generation.saves:
-            self._save_committed()
+            self._save_committed(interrupts=interrupts)
         log.info("%s", leave_message(worker, self._job.step.number, generation))
         asked = generation.planned or worker in generation.spares
         raise LeftError(LEFT if asked else EVICTED)
@@ -328,23 +336,36 @@ class ElasticRoster:
 
     # Checkpoints, and the end.
 
-    def _save_committed(self, *, wait: bool = True) -> None:
+    def _save_committed(self, *, wait: bool = True, interrupts: bool = False) -> None:
         """Write a last checkpoint of the committed steps, if this worker still has that state.
 
         It does not between a step's reduction and the step's end, when optimizers and schedulers
-        may or may not have stepped; nor if it cannot undo what the step has changed so far.
+        may or may not have stepped; nor if it cannot undo what the step has changed so far. If this
+        `interrupts` the script, it must be in a forward pass: at other times the script may have
+        exchanged the parameters, to evaluate an average of them say.
         """
         if not self._tracker.has_trained or self._state.torn:
             return
-        step = self._job.step
+        step, rollback = self._job.step, self._rollback
         # A void step stays unfinished until the next batch: its forward pass may have updated
         # buffers after the group was lost.
-        if step.has_batch or step.is_void:
-            adopted = step.phase is Phase.ADOPTED
-            if adopted or self._is_reduced or not self._rollback.is_possible:
+        if interrupts or step.has_batch or step.is_void:
+            kept = step.phase is not Phase.ADOPTED and not self._is_reduced and rollback.is_possible
+            if interrupts:
+                kept = kept and step.phase is Phase.FETCHED and rollback.keeps_parameters
+            if not kept:
+                log.warning(
+                    "no checkpoint of step %d: the script was in the middle of it, or past it; the "
+                    "newest checkpoint stands",
+                    step.number,
+                )
                 return
-            self._rollback.restore()
-        self._saver.save(wait=wait)
+            rollback.restore()
+        self._tracker.saving = True
+        try:
+            self._saver.save(wait=wait)
+        finally:
+            self._tracker.saving = False
 
     def trained(self) -> None:
         """Write the last checkpoint, before the script does anything else to the model."""
@@ -375,6 +396,7 @@ class ElasticRoster:
         if self._has_entered:
             self._saver.close()
         self._sigterm.close()
+        self._interrupt.close()
         if not self._failed:
             control.send(Done(step=step.number))
             until_s = time.monotonic() + GOODBYE_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import Alive, Generation, Stuck, Welcome
@@ -34,15 +35,20 @@ class GenerationTracker:
         self.has_trained = False  # in this or an earlier generation, since it last was a spare
         self._is_spare = False
         self.waiting = False  # for other workers, or for a generation
+        self.saving = False  # the last checkpoint
+        self.interrupt: Callable[[], None] | None = None  # a script that does not let it leave
         self._reported_stuck = 0
         self.control = Control(where, self._progress)
 
     def _progress(self) -> Alive:
+        if self.interrupt is not None and self.left_out is not None:
+            self.interrupt()  # again with each heartbeat, until it leaves
         return Alive(
             generation=self.generation,
             step=self._step.number,
             waiting=self.waiting,
             apart=self._step.is_between,
+            saving=self.saving,
         )
 
     @property
@@ -79,6 +85,14 @@ class GenerationTracker:
     def num_pending(self) -> int:
         """By how many generations the newest announced one is ahead."""
         return max(0, self.control.newest - self.generation)
+
+    @property
+    def left_out(self) -> Generation | None:
+        """The newest generation that takes effect at once, if this worker is not in it."""
+        newest = self.control.generations.get(self.control.newest_unplanned)
+        if newest is None or newest.number <= self.generation or self.worker in newest.roster:
+            return None
+        return newest
 
     def superseded(self) -> str:
         """Why everything done in this generation is void; empty if it is not."""

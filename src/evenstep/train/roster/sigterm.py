@@ -1,4 +1,4 @@
-"""SIGTERM as the announcement that this worker is about to lose its machine."""
+"""Signals to a worker: SIGTERM before it loses its machine, SIGURG if its script must end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 
@@ -30,3 +31,38 @@ class SigtermNotice:
         """Restore the previous handler."""
         if signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)
+
+
+class ScriptInterrupt:
+    """Calls `leave` in the main thread, also if the script sleeps, but only in the script's code.
+
+    Within evenstep, whose state may be half changed, it does nothing: waits there end by
+    themselves. The signal is one that is ignored by default, so it is harmless when it comes late.
+    """
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave, self._pid = leave, os.getpid()
+        self._previous: Any = None
+        self._is_set = threading.current_thread() is threading.main_thread()
+        if self._is_set:
+            self._previous = signal.signal(signal.SIGURG, self._handle)
+
+    def send(self) -> None:
+        """Interrupt the main thread. From any thread."""
+        main = threading.main_thread().ident
+        if self._is_set and main is not None:
+            signal.pthread_kill(main, signal.SIGURG)
+
+    def _handle(self, _: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            return
+        while frame is not None:
+            if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "evenstep":
+                return
+            frame = frame.f_back
+        self._leave()
+
+    def close(self) -> None:
+        """Restore the previous handler."""
+        if self._is_set and signal.getsignal(signal.SIGURG) == self._handle:
+            signal.signal(signal.SIGURG, self._previous or signal.SIG_DFL)
