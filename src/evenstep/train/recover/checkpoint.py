@@ -15,8 +15,9 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -157,12 +158,11 @@ class Checkpoints:
         }
         part = self.folder / f"step-{snapshot.step:08}.{os.getpid()}.part"
         try:
-            with part.open("wb") as file:
-                summed = _Summed(file)
-                torch.save(content, summed)
+            with _Summed(FileIO(part, "w")) as file:
+                torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
-            _verify(part, summed.crc)
+            _verify(part, file.crc)
             part.rename(self.folder / f"step-{snapshot.step:08}.pt")
         except BaseException:
             part.unlink(missing_ok=True)
@@ -174,18 +174,14 @@ class Checkpoints:
             old.unlink(missing_ok=True)
 
 
-class _Summed:
-    """A file that sums up what is written to it."""
+class _Summed(BufferedWriter):
+    """A file with the checksum of what was written to it."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.crc = file, 0
+    crc = 0
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any, /) -> int:
         self.crc = zlib.crc32(data, self.crc)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
+        return super().write(data)
 
 
 def _verify(path: Path, written_crc: int) -> None:
