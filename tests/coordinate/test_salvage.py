@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from evenstep.coordinate.events import Terms
 from evenstep.coordinate.salvage import checkpoint_generation
 from evenstep.errors import JournalFormatError
 from evenstep.journal import read
-from evenstep.messages import Generation
+from evenstep.messages import Generation, Hello, Refused, proof
 from evenstep.types import Regroup
-from tests.coordinate.fake import FakeWorker
+from tests.coordinate.fake import FakeWorker, Line
 from tests.coordinate.hosted import Hosted, hosted
 
 
@@ -111,19 +112,16 @@ def test_a_journal_of_another_version_is_refused_and_kept(tmp_path: Path) -> Non
     assert path.read_bytes() == b'{"format":2,"future":true}\n'
 
 
-def test_a_worker_of_a_generation_that_was_not_recorded_is_taken_over(tmp_path: Path) -> None:
+def test_the_number_of_a_generation_that_was_not_recorded_is_not_used_again(tmp_path: Path) -> None:
     """As after a full disk: the newest records were in the memory of a killed coordinator."""
-    path = tmp_path / "run" / "journal.jsonl"
     with hosted(tmp_path / "run") as run:
-        workers = train(run)
-    with hosted(tmp_path / "run", port=run.port) as again:
-        back = [again.worker(w.id, generation=5) for w in workers]
-        told = back[0].hear(Generation)
-        assert told.number > 5
-        back[0].begin(told)
-        while told.roster != ("w0", "w1"):
-            told = back[0].hear(Generation)
-    assert min(recorded_generations(path)[2:]) > 5
+        train(run)
+    with hosted(tmp_path / "run", Terms(lease_s=1.0)) as again:
+        with Line(again.name, again.port) as line:
+            proved = proof(again.token, line.greeting.nonce)
+            line.say(Hello(proof=proved, worker="w0", generation=5))
+            assert "join as a new worker" in line.hear(Refused).why
+        assert again.worker().hear(Generation).number > 5
 
 
 @pytest.mark.parametrize("content", [b"", b"PK nonsense"])
