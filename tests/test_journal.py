@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from evenstep.config import BatchSettings, Choice, ScalingSettings, Settings, WorkerSettings
 from evenstep.errors import InvalidInputError, JournalError
 from evenstep.journal import Journal, Record, read
+from evenstep.lines import LineFile
 from evenstep.types import (
     AnyAction,
     AnyEvent,
@@ -32,6 +34,7 @@ from evenstep.types import (
     StepReport,
     Worker,
 )
+from tests.disk import small_disk
 
 PLAIN = Settings(batch=BatchSettings(size=8))
 
@@ -260,17 +263,71 @@ def test_a_record_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path: Pat
         journal.append(0.0, SizeAsked(num_workers=1), ())
 
 
-def test_a_partial_write_to_a_full_disk_is_undone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "j"
-    write = os.write
-    with Journal.create(path, PLAIN) as journal:
-        before = path.read_bytes()
-        monkeypatch.setattr(os, "write", lambda file, line: write(file, line[: len(line) // 2]))
-        with pytest.raises(JournalError, match="disk is full"):
+def test_records_wait_for_room_on_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        path = disk.path / "j"
+        with Journal.create(path, PLAIN) as journal:
             journal.append(*THREE[0])
-        assert path.read_bytes() == before
-        monkeypatch.undo()
+            disk.fill()
+            before = path.read_bytes()
+            for row in THREE[1:] * 50:
+                journal.append(*row)
+            journal.sync()
+            assert path.read_bytes().startswith(before)
+            assert path.read_bytes().endswith(b"\n")  # no half-written line
+            disk.free()
+            journal.flush()
+            expected = [Record(at_s=t, event=e, actions=a) for t, e, a in THREE + THREE[1:] * 49]
+            assert list(read(path)[1]) == expected
+
+
+def test_a_journal_that_stays_incomplete_says_so_at_its_end(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        disk.fill()
+        journal = Journal.create(disk.path / "j", PLAIN)
         journal.append(*THREE[0])
-    assert len(list(read(path)[1])) == 1
+        with pytest.raises(JournalError, match="2 records are lost"):
+            journal.close()
+
+
+def test_steps_give_way_when_too_many_records_wait(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        disk.fill()
+        lines = LineFile(disk.path / "lines", os.O_CREAT, max_waiting_bytes=100)
+        for n in range(50):
+            lines.append(b"%09d\n" % n, droppable=bool(n % 10))
+        disk.free()
+        lines.flush()
+        kept = [int(line) for line in (disk.path / "lines").read_bytes().split()]
+        assert kept == sorted(kept)
+        assert {n for n in kept if n % 10 == 0} == {0, 10, 20, 30, 40}
+        assert kept[-1] == 49
+        assert lines.num_lost == 50 - len(kept)
+
+
+def test_a_flipped_bit_anywhere_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    expected = written(path, THREE)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        line = whole[:at].count(b"\n") + 1
+        for bit in (0, 5):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            found, damaged = [], 0
+            try:
+                for record in read(path)[1]:
+                    found.append(record)
+            except JournalError as e:
+                damaged = e.line
+            # Without the end of the last line, it reads as truncated.
+            assert damaged == (line if at < len(whole) - 1 else 0)
+            assert found == expected[: max(0, line - 2)]
+
+
+def test_records_of_older_versions_have_no_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    expected = written(path, THREE)
+    path.write_bytes(re.sub(rb',"crc":\d+}\n', b"}\n", path.read_bytes()))
+    with Journal.resume(path) as journal:
+        journal.append(*THREE[0])
+    assert list(read(path)[1]) == [*expected, expected[0]]

@@ -8,6 +8,7 @@
     +-- PausedError         the current workers cannot train
     +-- PlanError           a policy planned shares that break the batch or a worker's bounds
     +-- JournalError        a journal cannot be read or written, with the line number
+    |   +-- JournalFormatError
 
 An error of a single room is defined there. Each also inherits the built-in that people catch.
 """
@@ -110,6 +111,10 @@ class JournalError(EvenstepError, ValueError):
     def __str__(self) -> str:
         where = f"{self.path}, line {self.line}" if self.line else self.path
         return f"{where}: {self.problem}"
+
+
+class JournalFormatError(JournalError):
+    """A journal of another version: not damage."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,12 +1,12 @@
 """The record of a run: one JSON line per event, with the actions decided on it.
 
 An event and its actions are one line and one write, so they are never separated. A crash can only
-truncate the last line, which reading drops. Any other damage raises an error with the line number.
+truncate the last line, which reading drops. Any other damage raises an error with the line number:
+each line ends with a checksum of the rest of it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 from collections.abc import Iterator
@@ -18,8 +18,9 @@ import msgspec
 
 from evenstep import __version__
 from evenstep.config import Settings
-from evenstep.errors import InvalidInputError, JournalError
-from evenstep.types import AnyAction, AnyEvent
+from evenstep.errors import InvalidInputError, JournalError, JournalFormatError
+from evenstep.lines import LineFile
+from evenstep.types import AnyAction, AnyEvent, Plan, Stay, StepDone
 from evenstep.wire import MAX_BYTES, Codec
 
 T = TypeVar("T")
@@ -48,18 +49,21 @@ class _Version(msgspec.Struct):
     format: int
 
 
-_versions: Codec[_Version] = Codec(_Version)
-_headers: Codec[Header] = Codec(Header)
-_records: Codec[Record] = Codec(Record)
+_versions: Codec[_Version] = Codec(_Version, checksum=True)
+_headers: Codec[Header] = Codec(Header, checksum=True)
+_records: Codec[Record] = Codec(Record, checksum=True)
 
 
 class Journal:
-    """The only writer of one journal file; appends whole lines. See `create` and `resume`."""
+    """The only writer of one journal file; appends whole lines. See `create` and `resume`.
 
-    def __init__(self, path: Path, file: int) -> None:
-        self.path = path
-        self._file = file
-        self._end = os.fstat(file).st_size
+    Records wait in memory while the disk is full, fails or is read-only. If too many wait, steps
+    that changed nothing but shares are dropped.
+    """
+
+    def __init__(self, path: Path, lines: LineFile) -> None:
+        self.path, self._lines = path, lines
+        self._unsynced = False  # a record that must not be forgotten may not be on the disk
 
     @classmethod
     def create(
@@ -74,50 +78,68 @@ class Journal:
             )
         path = Path(path)
         journal = cls(path, _open(path, os.O_CREAT | os.O_EXCL))
-        journal._write(line)
+        journal._lines.append(line)
         return journal
 
     @classmethod
     def resume(cls, path: Path | str) -> Journal:
         """Continue a journal, after removing a truncated last line."""
         path = Path(path)
-        file = _open(path, 0)
-        try:
-            _header(path)
-            os.ftruncate(file, _end_of_lines(file))
-            return cls(path, file)
-        except BaseException:
-            os.close(file)
-            raise
+        _header(path)
+        return cls(path, _open(path, 0))
 
     def append(self, at_s: float, event: AnyEvent, actions: tuple[AnyAction, ...]) -> None:
         """Write one record to the operating system: it survives a crash of this process."""
         if not math.isfinite(at_s):
             raise InvalidInputError("at_s", f"must be finite, got {at_s}")
-        self._write(_records.encode(Record(at_s=at_s, event=event, actions=actions)))
+        line = _records.encode(Record(at_s=at_s, event=event, actions=actions))
+        minor = all(isinstance(action, Plan | Stay) for action in actions)
+        try:
+            self._lines.append(line, droppable=minor and isinstance(event, StepDone))
+        except ValueError as e:
+            raise JournalError(str(self.path), 0, str(e)) from None
+        self._unsynced |= not minor
+
+    def sync(self) -> None:
+        """Force records to the disk, if one of them changes more than shares."""
+        if self._unsynced:
+            self._unsynced = False
+            self._lines.sync()
+
+    def flush(self) -> None:
+        """Write the records that wait, if that is possible by now."""
+        self._lines.flush()
+
+    def cut(self, num_bytes: int) -> Path:
+        """Keep the first bytes, and the whole file under another name, which is returned.
+
+        Nothing is copied into the file that is set aside, so this also works on a full disk.
+        """
+        with self.path.open("rb") as file:
+            kept = file.read(num_bytes)
+        fresh = self.path.with_name(f".{self.path.name}")
+        fresh.unlink(missing_ok=True)
+        lines = _open(fresh, os.O_CREAT | os.O_EXCL)
+        lines.append(kept)
+        lines.sync()
+        aside = set_aside(self.path)
+        fresh.rename(self.path)
+        self._lines.close()
+        lines.path, self._lines = self.path, lines
+        return aside
 
     def close(self) -> None:
-        """Close the file; further writes raise."""
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        """Close the file; further writes raise. Raises JournalError if records are lost."""
+        self._lines.close()
+        if self._lines.num_lost:
+            problem = f"cannot be written: {self._lines.num_lost} records are lost"
+            raise JournalError(str(self.path), 0, problem)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _write(self, line: bytes) -> None:
-        if self._file < 0:
-            raise JournalError(str(self.path), 0, "is closed; resume it to continue writing")
-        try:
-            if os.write(self._file, line) < len(line):
-                os.ftruncate(self._file, self._end)  # undo a partial write to a full disk
-                raise JournalError(str(self.path), 0, "cannot be written: the disk is full")
-        except OSError as e:
-            raise JournalError(str(self.path), 0, f"cannot be written: {e.strerror}") from e
-        self._end += len(line)
 
 
 class Records:
@@ -126,11 +148,15 @@ class Records:
     def __init__(self, path: Path, *, torn: bool) -> None:
         self.path = path
         self.torn = torn  # the last line is truncated and was dropped
+        self.num_bytes = 0  # up to the end of the line before the one last read
+        self.num_lines = 0  # likewise
 
     def __iter__(self) -> Iterator[Record]:
         with self.path.open("rb") as file:
-            file.readline(MAX_BYTES)  # the header
+            line = file.readline(MAX_BYTES)  # the header
+            self.num_bytes = 0
             for number in count(2):
+                self.num_bytes, self.num_lines = self.num_bytes + len(line), number - 1
                 line = file.readline(MAX_BYTES + 1)
                 if not line.endswith(b"\n") and len(line) <= MAX_BYTES:
                     return
@@ -156,7 +182,8 @@ def _header(path: Path) -> Header:
         raise JournalError(str(path), 1, "has no complete header; is this a journal?")
     version = _decode(_versions, path, 1, line).format
     if version != FORMAT:
-        raise JournalError(str(path), 1, f"has format {version}; this evenstep reads {FORMAT}")
+        problem = f"has format {version}; this evenstep reads {FORMAT}"
+        raise JournalFormatError(str(path), 1, problem)
     return _decode(_headers, path, 1, line)
 
 
@@ -167,30 +194,24 @@ def _decode(codec: Codec[T], path: Path, number: int, line: bytes) -> T:
         raise JournalError(str(path), number, e.problem) from None
 
 
-def _open(path: Path, flags: int) -> int:
+def _open(path: Path, flags: int) -> LineFile:
     try:
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
+        return LineFile(path, flags)
     except FileExistsError:
         raise JournalError(
             str(path), 0, "exists already and is not overwritten; choose another file, or resume it"
         ) from None
+    except BlockingIOError:
+        raise JournalError(str(path), 0, "is being written by another process") from None
     except OSError as e:
         raise JournalError(str(path), 0, f"cannot be opened: {e.strerror}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        raise JournalError(str(path), 0, "is being written by another process") from None
-    return file
 
 
-def _end_of_lines(file: int) -> int:
-    """The number of bytes up to the end of the last complete line."""
-    end = os.fstat(file).st_size
-    while end > 0:
-        start = max(0, end - 2**16)
-        newline = os.pread(file, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file to a free name beside it."""
+    for number in count(1):
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+        if not aside.exists():
+            break
+    path.rename(aside)
+    return aside

@@ -162,6 +162,12 @@ class DrainAsked(Event, frozen=True, kw_only=True):
     worker: WorkerId
 
 
+class Resumed(Event, frozen=True, kw_only=True):
+    """The run goes on after records were lost; up to `generation`, numbers may have been used."""
+
+    generation: int
+
+
 class Steps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Totals over several steps."""
 
@@ -218,7 +224,7 @@ class StepDone(Event, frozen=True, kw_only=True):
         return Steps(num=1, seconds=self.seconds, samples=samples) + self.quiet
 
 
-AnyEvent = Joined | Left | Lost | LaunchFailed | SizeAsked | DrainAsked | StepDone
+AnyEvent = Joined | Left | Lost | LaunchFailed | SizeAsked | DrainAsked | Resumed | StepDone
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evenstep.coordinate.events import Ending, Heard
-from evenstep.errors import JournalError
 from evenstep.messages import (
     Began,
     Done,
@@ -24,6 +24,7 @@ from evenstep.messages import (
     Welcome,
 )
 from evenstep.types import Launch, LaunchFailed, Left, Lost, StepReport, Steps
+from tests.coordinate.replayed import replayed
 from tests.coordinate.situations import (
     Make,
     ask,
@@ -37,6 +38,7 @@ from tests.coordinate.situations import (
     training,
 )
 from tests.coordinate.world import SimWorker, World
+from tests.disk import small_disk
 
 GROWS = {
     "batch": 0,
@@ -706,22 +708,33 @@ def test_a_policy_that_fails_stops_balancing_and_not_training(
     assert roster(world) == (a.id,)
 
 
-def test_a_full_disk_ends_the_journal_and_not_the_run(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_ends_neither_the_run_nor_its_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = make()
-    a, b, c = training(world, 3)
-    before = len(events(world))
-
-    def full(*_: Any) -> None:
-        raise JournalError("journal.jsonl", 0, "cannot be written: the disk is full")
-
-    monkeypatch.setattr("evenstep.journal.Journal.append", full)
-    world.die(b)
-    world.settle(8)
-    assert roster(world) == (a.id, c.id)
-    assert status(world)["state"] == "training"
-    assert len(events(world)) == before
+    with small_disk(tmp_path / "disk") as disk:
+        world = World(disk.path)
+        a, b, c = training(world, 3)
+        disk.fill()
+        while "journal.jsonl: cannot be written" not in caplog.text:  # its last page has room
+            world.take_step()
+        before = len(events(world))
+        world.die(b)
+        world.settle(8)
+        assert roster(world) == (a.id, c.id)
+        assert status(world)["state"] == "training"
+        assert len(events(world)) == before
+        disk.free()
+        world.flush()
+        assert Lost(workers=(b.id,), cause="its connection closed") in events(world)[before:]
+        assert replayed(disk.path)
+        world.restart()
+        for worker in (a, c):
+            world.reconnect(worker)
+        assert roster(world) == (a.id, c.id)
+        world.close()
+    for name in ("journal", "membership"):
+        told = [r.getMessage() for r in caplog.records if f"{name}.jsonl: " in r.getMessage()]
+        assert ["No space left" in text or "written again" in text for text in told] == [True] * 2
 
 
 def test_done_of_one_who_never_trained_is_no_end(make: Make) -> None:

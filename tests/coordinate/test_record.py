@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from evenstep.cli.main import main
 from evenstep.coordinate import roster as machine
 from evenstep.coordinate.events import Crashed, Exited, Heard, Opened, Terms, Tick, TookOver
-from evenstep.coordinate.record import MembershipRecorder, read_record
+from evenstep.coordinate.record import read_record
 from evenstep.errors import JournalError
 from evenstep.messages import Alive, Generation, Goodbye, Stepped, Stuck
 from tests.coordinate.hosted import hosted
@@ -260,22 +260,3 @@ def test_a_run_without_a_record_has_no_story(tmp_path: Path) -> None:
     told = replay(tmp_path, "--worker", "w0")
     assert told.exit_code == 2
     assert "membership.jsonl: cannot be read: No such file" in told.stderr
-
-
-def test_a_full_disk_ends_the_record_and_not_the_run(
-    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    world = make()
-    a, b, _ = training(world, 3)
-    before = replayed(world.folder)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(MembershipRecorder, "_append", full)
-        world.die(b)
-    world.settle(8)
-    assert roster(world) == (a.id, "w2")
-    assert "membership.jsonl: cannot be written: No space left on device" in caplog.text
-    assert replayed(world.folder) == before

@@ -197,6 +197,9 @@ class World:
         assert isinstance(answer, Welcome | Refused)
         return answer
 
+    def flush(self) -> None:
+        self._coordinator.flush()
+
     def close(self) -> None:
         self._coordinator.close()
 
@@ -390,7 +393,7 @@ class World:
             worker.connected = False
         self.starting.clear()
         self._brain = self._new_brain()
-        clock_s, took_over = self._brain.restore(self.folder / "journal.jsonl")
+        clock_s, took_over, _ = self._brain.restore(self.folder / "journal.jsonl")
         self.now_s = max(self.now_s, clock_s)
         self._open(next_name=1000)
         self.handle(replace(took_over, stopping=self.stopping, ended=ended))

@@ -19,9 +19,9 @@ from evenstep.cli.signals import discard_unwritable, echo
 from evenstep.config import Settings
 from evenstep.coordinate.events import MAX_WORKERS, Terms
 from evenstep.coordinate.run_folder import RunFolder
+from evenstep.coordinate.salvage import read_header
 from evenstep.engine import assemble
 from evenstep.errors import ConfigError
-from evenstep.journal import read
 from evenstep.launch.logs import show_log
 from evenstep.strict import build, override, require_name
 from evenstep.types import MOST_SAMPLES
@@ -96,7 +96,9 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
     trained to the end, or stopped gracefully. 1: the script failed, or no worker is left.
     """
     old = _open_folder(options["folder"], options["resume"])
-    workers = _worker_counts(options["workers"], _workers_at_start(old))
+    header = read_header(old.journal) if old is not None else None
+    at_start = str(header.about.get("workers", "")) if header is not None else ""
+    workers = _worker_counts(options["workers"], at_start)
     flags = []
     if options["policy"] is not None:
         flags.append(f"policy={require_name('--policy', options['policy'])}")
@@ -105,8 +107,7 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
     if options["scale"] is not None:
         flags.append(_scaling_setting(require_name("--scale", options["scale"]), workers))
     sets = (*flags, *options["sets"])
-    resumed = old is not None and old.journal.exists()
-    settings = _check_settings(sets, workers.sets, resumed=resumed)
+    settings = _check_settings(sets, workers.sets, resumed=header is not None)
     tls = _server_tls(options["tls_cert"], options["tls_key"])
     prices = _worker_prices(options["prices"])
     folder = old or RunFolder.make(options["folder"] or _new_folder(script))
@@ -157,13 +158,6 @@ def _open_folder(new: Path | None, old: Path | None) -> RunFolder | None:
 def _new_folder(script: Path) -> Path:
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{now}-{script.stem}"
-
-
-def _workers_at_start(folder: RunFolder | None) -> str:
-    """The --workers of a run that is resumed; empty for a new run."""
-    if folder is None or not folder.journal.exists():
-        return ""
-    return str(read(folder.journal)[0].about.get("workers", ""))
 
 
 def _too_few(num_workers: int, needed: int, folder: Path) -> str:

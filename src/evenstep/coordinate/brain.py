@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import astuple, replace
 
@@ -13,12 +13,21 @@ from evenstep.config import Settings
 from evenstep.coordinate.events import TookOver
 from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
-from evenstep.errors import JournalError, PlanError
-from evenstep.journal import Journal, read
+from evenstep.errors import EvenstepError, JournalError, PlanError
+from evenstep.journal import Journal, Records, read
 from evenstep.pace import MeanTimes, Pacer, SkippedSteps
 from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, WorkerId
 
 log = logging.getLogger("evenstep")
+
+
+class Damage(NamedTuple):
+    """What a damaged journal has lost."""
+
+    problem: str
+    num_lines: int  # that are given up
+    num_bytes: int  # likewise
+    aside: Path  # the damaged file, kept
 
 
 class Brain:
@@ -45,23 +54,30 @@ class Brain:
         engine.journal = self._open_journal(engine.cluster.settings, {"facts": facts})
         self._engine = engine
 
-    def restore(self, path: Path) -> tuple[float, TookOver]:
-        """Go on with the run of a journal: where its clock stands, and what the journal knows."""
+    def restore(self, path: Path) -> tuple[float, TookOver, Damage | None]:
+        """Go on with the run of a journal, up to its first damage.
+
+        Returns where its clock stands, what it knows, and the damage.
+        """
         journal = Journal.resume(path)
+        damage: Damage | None = None
         try:
             header, records = read(path)
             engine, clock_s = Engine(header.settings), 0.0
             rostered: set[WorkerId] = set()
             previous: tuple[WorkerId, ...] = ()
-            for record in records:
-                before = engine.cluster
-                engine.handle(record.at_s, record.event)
-                self.num_decided += 1
-                clock_s = max(clock_s, record.at_s)
-                if engine.cluster.generation > before.generation:
-                    previous = before.roster
-                if isinstance(record.event, Joined):
-                    rostered.update(w.id for w in record.event.workers)
+            try:
+                for record in records:
+                    before = engine.cluster
+                    engine.handle(record.at_s, record.event)
+                    self.num_decided += 1
+                    clock_s = max(clock_s, record.at_s)
+                    if engine.cluster.generation > before.generation:
+                        previous = before.roster
+                    if isinstance(record.event, Joined):
+                        rostered.update(w.id for w in record.event.workers)
+            except (EvenstepError, OSError) as e:
+                damage = _cut(journal, records, e)
         except BaseException:
             journal.close()
             raise
@@ -72,7 +88,7 @@ class Brain:
             rostered=tuple(sorted(rostered)),
             previous_roster=previous,
         )
-        return clock_s, took_over
+        return clock_s, took_over, damage
 
     @property
     def cluster(self) -> Cluster:
@@ -103,14 +119,8 @@ class Brain:
         return ()
 
     def _put(self, now_s: float, event: AnyEvent) -> tuple[AnyAction, ...]:
-        """If the journal cannot be written any more, the run goes on without it."""
         began_s = self._timer()
-        try:
-            actions = self._begun.handle(now_s, event)
-        except JournalError as e:
-            log.error("%s; the run goes on, but nobody can take it over", e)
-            self.close()
-            actions = self._begun.handle(now_s, event)
+        actions = self._begun.handle(now_s, event)
         self.num_decided += 1
         moved = any(isinstance(action, Plan) for action in actions)
         self._pace.decided(self._timer() - began_s, moved=moved)
@@ -133,8 +143,37 @@ class Brain:
         quiet = self._tally.take(done.generation)
         return self._put(now_s, replace(done, reports=rows, quiet=quiet))
 
+    def sync(self) -> None:
+        """Before anyone is told of decisions: what must not be forgotten is on the disk."""
+        if self._journal is not None:
+            self._journal.sync()
+
+    def flush(self) -> None:
+        """Write records that wait for a disk that was full, if there is room by now."""
+        if self._journal is not None:
+            self._journal.flush()
+
     def close(self) -> None:
         """Close the journal."""
-        if self._engine is not None and self._engine.journal is not None:
-            self._engine.journal.close()
-            self._engine.journal = None
+        if self._engine is not None and self._journal is not None:
+            journal, self._engine.journal = self._journal, None
+            try:
+                journal.close()
+            except JournalError as e:
+                log.error("%s; a resumed run does not know of them", e)
+
+    @property
+    def _journal(self) -> Journal | None:
+        return self._engine.journal if self._engine is not None else None
+
+
+def _cut(journal: Journal, records: Records, error: Exception) -> Damage:
+    """Keep the records before the damage in the journal, and the damaged file beside it."""
+    path, num_lines = records.path, records.num_lines
+    if not isinstance(error, JournalError):
+        error = JournalError(str(path), num_lines + 1, f"cannot be used: {error}")
+    with path.open("rb") as file:
+        file.seek(records.num_bytes)
+        num_given_up = sum(1 for _ in file)
+    num_bytes = path.stat().st_size - records.num_bytes
+    return Damage(str(error), num_given_up, num_bytes, journal.cut(records.num_bytes))

@@ -60,6 +60,7 @@ class Coordinator:
             self.state, effects = membership(before, event, now_s, self._brain)
             decided = range(num_decided, self._brain.num_decided)
             self._record.write(now_s, event, before, self.state, effects, decided)
+            self._brain.sync()
             for effect in effects:
                 self._obey(effect, reply)
         except InvalidInputError:
@@ -86,8 +87,6 @@ class Coordinator:
                 if self.launcher is not None:
                     self.launcher.stop(worker)
             case ev.Send() | ev.HangUp() | ev.MarkStopping() | ev.EndRun():
-                if isinstance(effect, ev.EndRun):
-                    self._brain.close()
                 self._perform(effect)
             case _:
                 assert_never(effect)
@@ -108,6 +107,11 @@ class Coordinator:
             cause = next(iter(problems.values()))
             failed = ev.NotStarted(workers=tuple(problems), cause=cause)
             self._waiting.appendleft((failed, None))
+
+    def flush(self) -> None:
+        """Write what waits for a disk that was full, if there is room by now."""
+        self._brain.flush()
+        self._record.flush()
 
     def close(self) -> None:
         """Close the journal and the record."""

@@ -14,7 +14,7 @@ from evenstep.coordinate.state import RunState, WorkerState
 from evenstep.decide.cluster import Cluster
 from evenstep.decide.learning_rate import max_workers as batch_max_workers
 from evenstep.messages import Generation, ToClient
-from evenstep.types import AnyAction, AnyEvent, WorkerId
+from evenstep.types import AnyAction, AnyEvent, Joined, Left, Lost, Resumed, WorkerId
 
 
 class Decides(Protocol):
@@ -82,9 +82,17 @@ class Draft(RunState, kw_only=True):
 
     def decide(self, event: AnyEvent) -> tuple[AnyAction, ...]:
         """Put an event to the brain."""
+        if isinstance(event, Joined | Left | Lost):
+            self.skip_used_generations()
         actions = self.brain.decide(self.now_s, event)
         self.cluster = self.brain.cluster
         return actions
+
+    def skip_used_generations(self) -> None:
+        """Let the next generation have a number that was never used, whatever was recorded."""
+        if self.used_generation > self.number:
+            self.brain.decide(self.now_s, Resumed(generation=self.used_generation))
+            self.cluster = self.brain.cluster
 
     def send(self, message: ToClient, *workers: WorkerId) -> None:
         if workers:

@@ -63,6 +63,7 @@ class Opened(Input, frozen=True, kw_only=True):
 
     terms: Terms
     next_name: int = 0  # number of the first free worker name
+    generation: int = 0  # up to it, generation numbers may have been used
 
 
 class TookOver(Input, frozen=True, kw_only=True):

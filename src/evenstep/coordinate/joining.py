@@ -23,6 +23,8 @@ EARLY = (WorkerState.STARTING, WorkerState.READY)
 
 def connected(d: Draft, event: Connected) -> None:
     """Welcome a worker, or refuse it."""
+    # Of a generation above the newest, records were lost: its number is not used again.
+    d.used_generation = max(d.used_generation, event.generation)
     problem = _refusal(d, event)
     if problem:
         d.effects.append(Reply(message=Refused(why=problem)))

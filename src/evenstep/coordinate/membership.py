@@ -59,8 +59,9 @@ def _alive(
 
 def _handle(d: Draft, event: ev.AnyInput) -> None:
     match event:
-        case ev.Opened(terms=terms, next_name=next_name):
+        case ev.Opened(terms=terms, next_name=next_name, generation=generation):
             d.terms, d.next_name, d.restarts_left = terms, next_name, terms.restarts
+            d.used_generation = generation
         case ev.Heard(worker=worker, message=message):
             _heard(d, worker, message)
         case ev.Tick():

@@ -8,12 +8,12 @@ with the journal as its brain: are the effects the same?
 
 from __future__ import annotations
 
-import errno
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
 from evenstep.errors import InvalidInputError, JournalError
 from evenstep.journal import Record
+from evenstep.lines import LineFile
 from evenstep.messages import Lease, Stepped, Stuck
 from evenstep.types import AnyAction, AnyEvent, StepDone, WorkerId
 from evenstep.wire import MAX_BYTES, Codec
@@ -63,17 +64,16 @@ _records: Codec[MembershipRecord] = Codec(MembershipRecord)
 
 
 class MembershipRecorder:
-    """Appends to the record of a run. If that fails, the run goes on without it."""
+    """Appends to the record of a run. While that is not possible, records wait in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: BinaryIO | None = None
+        self._lines: LineFile | None = None
         self._known: dict[WorkerId, Contact] = {}  # contacts that a replay has right by now
         try:
-            self._file = path.open("ab", buffering=0)
-            self._file.truncate(path.read_bytes().rfind(b"\n") + 1)  # a torn last line
-            if path.stat().st_size == 0:
-                self._append(_headers.encode(RecordHeader()))
+            self._lines = LineFile(path, os.O_CREAT)
+            if self._lines.is_empty:
+                self._lines.append(_headers.encode(RecordHeader()))
         except OSError as e:
             self._give_up(e)
 
@@ -94,7 +94,7 @@ class MembershipRecorder:
         reported = isinstance(event, Heard) and isinstance(event.message, Stepped)
         quiet = not effects and (reported or not decided)
         # Without effects and changes, nothing later can depend on this input.
-        if self._file is None or (after and quiet and _major(before) == _major(after)):
+        if self._lines is None or (after and quiet and _major(before) == _major(after)):
             return
         reads = isinstance(event, Tick) or (
             isinstance(event, Heard) and isinstance(event.message, Stuck)
@@ -113,19 +113,19 @@ class MembershipRecorder:
             stale = {} if reads else unknown
             self._known = {w: c for w, c in after.contacts.items() if w not in stale}
         try:
-            self._append(_records.encode(record))
-        except (OSError, InvalidInputError) as e:
+            self._lines.append(_records.encode(record), droppable=True)
+        except InvalidInputError as e:
             self._give_up(e)
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+    def flush(self) -> None:
+        """Write the records that wait, if that is possible by now."""
+        if self._lines is not None:
+            self._lines.flush()
 
-    def _append(self, line: bytes) -> None:
-        assert self._file is not None
-        if self._file.write(line) < len(line):
-            raise OSError(errno.ENOSPC, "the disk is full")
+    def close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+        self._lines = None
 
     def _give_up(self, error: Exception) -> None:
         problem = error.strerror if isinstance(error, OSError) else str(error)

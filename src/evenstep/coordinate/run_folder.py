@@ -39,6 +39,8 @@ class RunFolder:
         self._lock = lock
         self.token = os.pread(lock, 4096, 0).decode(errors="replace").strip()
         self._newest = ""  # path of the newest checkpoint, as last seen
+        self._unwritten = b""  # the address, while it cannot be written
+        self._address_problem = ""
         self._unread = ""  # why the checkpoints cannot be listed, as last logged
 
     @classmethod
@@ -148,7 +150,23 @@ class RunFolder:
 
     def write_address(self, address: str, elsewhere: str = "") -> None:
         """Save the coordinator's address, and the one for other hosts if that differs."""
-        self._replace("address", "".join(f"{a}\n" for a in (address, elsewhere) if a).encode())
+        self._unwritten = "".join(f"{a}\n" for a in (address, elsewhere) if a).encode()
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the address, if that was not possible before."""
+        problem = ""
+        if self._unwritten:
+            try:
+                self._replace("address", self._unwritten)
+                self._unwritten = b""
+            except OSError as e:
+                problem = f"{self.path / 'address'}: cannot be written: {e.strerror}"
+        if problem and not self._address_problem:
+            log.error("%s; the run goes on, but commands do not find it", problem)
+        elif self._address_problem and not problem:
+            log.warning("%s: is written now", self.path / "address")
+        self._address_problem = problem
 
     def write_tls_ca(self, certificate: Path | None) -> None:
         """Save the coordinator's certificate, without a key in the same file; None: no TLS."""

@@ -21,6 +21,7 @@ from evenstep.coordinate.events import Ending, Terms
 from evenstep.coordinate.operators import status
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.run_folder import RunFolder
+from evenstep.coordinate.salvage import restore
 from evenstep.coordinate.server import Server
 from evenstep.coordinate.state import RunState
 from evenstep.journal import Journal
@@ -41,14 +42,13 @@ class Service:
         self._ended = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
         brain = Brain(self._open_journal, time.thread_time)
-        took_over: ev.TookOver | None = None
-        if folder.journal.exists():
-            clock_s, took_over = brain.restore(folder.journal)
-            self._zero_s -= clock_s
+        clock_s, took_over, generation = restore(brain, folder)
+        self._zero_s -= clock_s
         record = MembershipRecorder(folder.membership)
         self.coordinator = Coordinator(brain, self.perform, lambda: self.now_s, record)
         numbers = [int(w[1:]) for w in folder.launched() if w[1:].isdecimal()]
-        self.handle(ev.Opened(terms=terms, next_name=1 + max(numbers, default=-1)))
+        next_name = 1 + max(numbers, default=-1)
+        self.handle(ev.Opened(terms=terms, next_name=next_name, generation=generation))
         if took_over is not None:
             ended = sorted(folder.launched() - folder.outlived().keys())
             self.handle(
@@ -102,6 +102,8 @@ class Service:
     async def _tick(self) -> None:
         while True:
             self.handle(ev.Tick())
+            self.coordinator.flush()
+            self.folder.flush()
             await asyncio.sleep(TICK_S)
 
     def _open_journal(self, settings: Settings, about: dict[str, Any]) -> Journal | None:

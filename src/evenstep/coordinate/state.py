@@ -211,6 +211,7 @@ class RunState(msgspec.Struct, kw_only=True):
 
     terms: Terms = Terms()
     next_name: int = 0
+    used_generation: int = 0  # up to it, numbers may have been used; the journal need not know
     phase: Phase = Starting()
     closing: Closing | None = None
     members: dict[WorkerId, RunMember] = {}

@@ -15,6 +15,7 @@ from evenstep.types import Regroup, WorkerId
 def take_over(d: Draft, event: TookOver) -> None:
     """Go on with a run. Its workers may come back until their lease is over."""
     d.cluster = d.brain.cluster
+    d.skip_used_generations()
     d.facts = dict(event.facts)
     d.rostered.update(event.rostered)
     d.proven.update(event.previous_roster)

@@ -42,6 +42,7 @@ from evenstep.types import (
     Pause,
     Plan,
     Regroup,
+    Resumed,
     SizeAsked,
     StepDone,
     Worker,
@@ -72,6 +73,8 @@ def decide(cluster: Cluster, event: AnyEvent) -> Decision:
                 known = listed(cluster.roster)
                 raise InvalidInputError("drain", f"no worker {worker}; the workers are {known}")
             return drain(cluster, (worker,), "requested by an operator")
+        case Resumed(generation=generation):
+            return replace(cluster, generation=max(cluster.generation, generation)), ()
         case _:
             assert_never(event)
 

@@ -1,8 +1,9 @@
 """Prints workers' logs to the console from a thread, each line prefixed with the worker's name.
 
-Workers write to files and never wait for a reader. The console skips output that comes too fast;
-the log files have all of it. A progress bar (a line that a script rewrites with carriage returns)
-is redrawn in place on a terminal; otherwise it is printed at most every BAR_S seconds.
+Workers' output is drained into files (see output.py) and waits for no reader here. The console
+skips output that comes too fast; the log files have all of it. A progress bar (a line that a script
+rewrites with carriage returns) is redrawn in place on a terminal; otherwise it is printed at most
+every BAR_S seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -35,13 +37,20 @@ _BEFORE_LOG = re.compile(rb"\r[^\r\n]+?(?=\d\d:\d\d:\d\d evenstep: )")
 class _Log:
     name: str
     path: Path
-    file: int
+    file: int = -1
     offset: int = 0
     rest: bytes = b""  # unfinished line; of a progress bar only its newest state
     bar: str = ""  # the newest state of an unfinished progress bar
     bar_printed: str = ""
     bar_printed_s: float = -math.inf
     ended: bool = False  # nothing writes to it any more
+
+    def is_open(self) -> bool:
+        """Open the file, if it is there: on a full disk it is made later."""
+        if self.file < 0:
+            with suppress(OSError):
+                self.file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        return self.file >= 0
 
 
 class ConsoleOutput:
@@ -63,8 +72,10 @@ class ConsoleOutput:
         """Print what is appended to a file from now on."""
         with self._lock:
             if not self._closed:
-                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                self._logs.append(_Log(name, path, file, offset=os.fstat(file).st_size))
+                log = _Log(name, path)
+                self._logs.append(log)
+                if log.is_open():
+                    log.offset = os.fstat(log.file).st_size
 
     def unfollow(self, name: str) -> None:
         """Print the rest of a finished file at the next poll, then close it."""
@@ -99,7 +110,8 @@ class ConsoleOutput:
     def _close_log(self, log: _Log) -> None:
         with self._lock:
             self._logs.remove(log)
-        os.close(log.file)
+        if log.file >= 0:
+            os.close(log.file)
 
     def _print(self, logs: list[tuple[_Log, bool]]) -> None:
         """Print what is new in all logs with one write: complete lines, then a progress bar."""
@@ -143,7 +155,9 @@ class ConsoleOutput:
 
 def _read_lines(log: _Log, *, last: bool) -> list[str]:
     """The new complete lines of a log; an unfinished line is kept for the next poll."""
-    lines = []
+    lines: list[str] = []
+    if not log.is_open():
+        return lines
     size = os.fstat(log.file).st_size
     if size - log.offset > MAX_BYTES:
         skipped = size - log.offset - MAX_BYTES

@@ -16,10 +16,14 @@ import psutil
 
 from evenstep.launch.console import ConsoleOutput
 from evenstep.launch.gpus import GpuPool
+from evenstep.launch.output import start_drain
+from evenstep.lines import DISK_ERRORS
 from evenstep.types import Launch, WorkerId
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 POLL_S = 0.1  # between two checks for dying processes
+DRAIN_S = 5.0  # for the end of a worker's output, which a detached process may hold open
+DRAIN_POLL_S = 0.005
 TAIL_BYTES = 8192  # of a log: enough for a traceback
 EXITING = 0x4  # flag in /proc/PID/stat
 
@@ -32,13 +36,20 @@ class LocalProcess:
     pidfd: int
     stat: int  # its /proc/PID/stat, kept open in case the pid is reused
     log: Path
+    drain: subprocess.Popen[bytes] | None = None  # writes the log; ends after the process
 
     @classmethod
-    def open(cls, process: subprocess.Popen[bytes] | None, pid: int, log: Path) -> LocalProcess:
+    def open(
+        cls,
+        process: subprocess.Popen[bytes] | None,
+        pid: int,
+        log: Path,
+        drain: subprocess.Popen[bytes] | None = None,
+    ) -> LocalProcess:
         """Raises ProcessLookupError or FileNotFoundError if the process has just ended."""
         pidfd = os.pidfd_open(pid)
         try:
-            return cls(process, pidfd, os.open(f"/proc/{pid}/stat", os.O_RDONLY), log)
+            return cls(process, pidfd, os.open(f"/proc/{pid}/stat", os.O_RDONLY), log, drain)
         except BaseException:
             os.close(pidfd)
             raise
@@ -68,16 +79,30 @@ class LocalProcess:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def register_process(process: subprocess.Popen[bytes], log: Path) -> LocalProcess:
+def register_process(
+    process: subprocess.Popen[bytes], log: Path, drain: subprocess.Popen[bytes]
+) -> LocalProcess:
     """Write the pid file for the next coordinator, and watch the process; kill it on failure."""
     try:
-        created_s = psutil.Process(process.pid).create_time()
-        log.with_suffix(".pid").write_text(f"{process.pid} {created_s}")
-        return LocalProcess.open(process, process.pid, log)
+        write_pid_file(process.pid, log.with_suffix(".pid"))
+        return LocalProcess.open(process, process.pid, log, drain)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
+
+
+def write_pid_file(pid: int, path: Path) -> bool:
+    """Write a process's pid and start time. False: the disk is full, fails or is read-only."""
+    part = path.with_suffix(".pid.part")  # a half-written one would tell of another process
+    try:
+        part.write_text(f"{pid} {psutil.Process(pid).create_time()}")
+        part.rename(path)
+    except OSError as e:
+        if e.errno not in DISK_ERRORS:
+            raise
+        return False
+    return True
 
 
 class LocalLauncher:
@@ -161,22 +186,28 @@ class LocalLauncher:
 
     def _start(self, worker: WorkerId) -> None:
         path = self._logs / f"{worker}.log"
-        with path.open("ab") as log:
-            self._console.follow(worker, path)
+        with suppress(OSError):  # the drain makes it when there is room
+            path.touch()
+        drain, output = start_drain(path)
+        self._console.follow(worker, path)
+        try:
             try:
                 process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
+                    stdout=output,
                     stderr=subprocess.STDOUT,
                     env={**self._env, **self._gpus.assign(worker), "EVENSTEP_WORKER": worker},
                     start_new_session=True,  # Ctrl-C reaches only the coordinator
                 )
-                running = register_process(process, path)
-            except BaseException:
-                self._gpus.release(worker)
-                self._console.unfollow(worker)
-                raise
+            finally:
+                os.close(output)
+            running = register_process(process, path, drain)
+        except BaseException:
+            drain.wait()  # nobody prints any more
+            self._gpus.release(worker)
+            self._console.unfollow(worker)
+            raise
         self._watch(worker, running)
 
     def _watch(self, worker: WorkerId, running: LocalProcess) -> None:
@@ -188,6 +219,10 @@ class LocalLauncher:
 
     def _poll(self) -> None:
         for worker, running in list(self._running.items()):
+            pid_file = running.log.with_suffix(".pid")
+            if running.process is not None and not pid_file.exists():
+                with suppress(psutil.Error):  # it has ended
+                    write_pid_file(running.process.pid, pid_file)
             if worker not in self._dying and (number := running.killed_by()):
                 self._dying.add(worker)
                 self._on_dying(worker, number)
@@ -197,11 +232,21 @@ class LocalLauncher:
         self._poll_timer = loop.call_later(after_s, self._poll) if self._running else None
 
     def _ended(self, worker: WorkerId) -> None:
-        running = self._running.pop(worker)
+        running = self._running[worker]
         asyncio.get_running_loop().remove_reader(running.pidfd)
         running.kill()  # not reaped yet, so its process group id cannot have been reused
         # Only the parent learns the exit code. A script that failed has reported it.
         code = running.process.wait() if running.process else os.EX_TEMPFAIL
+        self._drained(worker, code, DRAIN_S)
+
+    def _drained(self, worker: WorkerId, code: int, left_s: float) -> None:
+        """Report the end of a worker, once the last of its output is in the log."""
+        running = self._running[worker]
+        if running.drain is not None and running.drain.poll() is None and left_s > 0:
+            loop = asyncio.get_running_loop()
+            loop.call_later(DRAIN_POLL_S, self._drained, worker, code, left_s - DRAIN_POLL_S)
+            return
+        del self._running[worker]
         running.close()
         self._dying.discard(worker)
         self._gpus.release(worker)

@@ -181,6 +181,29 @@ def test_a_file_is_synced_before_it_is_renamed_and_its_folder_after(
     assert seen == [(part, [part]), (tmp_path.name, [whole])]
 
 
+def test_a_file_that_is_not_stored_as_written_replaces_no_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
+) -> None:
+    sync = os.fsync
+
+    def lose_a_bit(file: int) -> None:
+        sync(file)
+        path = Path(os.readlink(f"/proc/self/fd/{file}"))
+        if path.suffix == ".part":
+            flip_a_parameter(path)
+
+    checkpoints = save(tmp_path, 1, keep=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lose_a_bit)
+        checkpoints.save(2, worker(2))
+        checkpoints.close()
+    assert names(tmp_path) == ["step-00000001.pt"]
+    (message,) = warnings()
+    assert "was not stored as written" in message
+    save(tmp_path, 3, keep=1)
+    assert names(tmp_path) == ["step-00000003.pt"]
+
+
 # Writing in the background.
 
 

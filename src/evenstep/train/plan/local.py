@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from evenstep.engine import Engine
+from evenstep.errors import JournalError
 from evenstep.pace import Sampling
 from evenstep.train.measure.host_load import thread_busy_s
 from evenstep.train.plan.plans import RankPlan
@@ -75,7 +76,10 @@ class LocalPlanner:
         self._inbox.put(None)
         self._thread.join()
         if self._engine.journal is not None:
-            self._engine.journal.close()
+            try:
+                self._engine.journal.close()
+            except JournalError as e:  # the disk is full: no reason to fail the script
+                log.warning("%s", e)
 
     def _run(self) -> None:
         try:

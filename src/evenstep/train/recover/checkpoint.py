@@ -1,7 +1,7 @@
 """Checkpoints: the state is copied between two steps, and written to disk while training goes on.
 
-A file gets its final name only once all of it is on disk, so it is complete unless the disk itself
-lost data, which its checksum detects. It loads with `weights_only=True`.
+A file gets its final name only once all of it is on disk and was read back, so it is complete
+unless the disk loses data later, which its checksum detects. It loads with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,10 +158,11 @@ class Checkpoints:
         }
         part = self.folder / f"step-{snapshot.step:08}.{os.getpid()}.part"
         try:
-            with part.open("wb") as file:
+            with _Summed(FileIO(part, "w")) as file:
                 torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
+            _verify(part, file.crc)
             part.rename(self.folder / f"step-{snapshot.step:08}.pt")
         except BaseException:
             part.unlink(missing_ok=True)
@@ -170,6 +172,27 @@ class Checkpoints:
         files = [path for path in self._files() if _step_of(path) <= snapshot.step]
         for old in files[: -self.keep]:
             old.unlink(missing_ok=True)
+
+
+class _Summed(BufferedWriter):
+    """A file with the checksum of what was written to it."""
+
+    crc = 0
+
+    def write(self, data: Any, /) -> int:
+        self.crc = zlib.crc32(data, self.crc)
+        return super().write(data)
+
+
+def _verify(path: Path, written_crc: int) -> None:
+    """Read a file back from the disk. Not with mmap: an error of the disk would be a SIGBUS."""
+    crc = 0
+    with path.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # not from memory
+        while data := file.read(2**20):
+            crc = zlib.crc32(data, crc)
+    if crc != written_crc:
+        raise CheckpointError(str(path), "was not stored as written: its checksum does not match")
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -1,0 +1,114 @@
+"""What can be saved of a run whose journal is damaged or gone.
+
+A resume goes on from the last whole record before the damage or, if no journal can be used, from
+checkpoints alone. Nothing is deleted, and the log says what was given up.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evenstep.coordinate.brain import Brain
+from evenstep.coordinate.events import TookOver
+from evenstep.coordinate.run_folder import RunFolder
+from evenstep.errors import JournalError, JournalFormatError
+from evenstep.journal import Header, read, set_aside
+
+log = logging.getLogger("evenstep")
+
+MIN_RECORD_BYTES = 64  # of a record with a new generation
+
+
+class Restored(NamedTuple):
+    """Where a run goes on."""
+
+    clock_s: float = 0.0
+    took_over: TookOver | None = None  # None: there is no journal to go on with
+    generation: int = 0  # up to it, numbers may have been used
+
+
+def read_header(path: Path) -> Header | None:
+    """The header of a journal; None if there is none that can be used."""
+    try:
+        return read(path)[0] if path.exists() else None
+    except JournalError as e:
+        if isinstance(e, JournalFormatError) or not e.line:  # not damage
+            raise
+        return None
+
+
+def restore(brain: Brain, folder: RunFolder) -> Restored:
+    """Go on with what the run folder has."""
+    path, newest = folder.journal, folder.newest_checkpoint()
+    generation = checkpoint_generation(Path(newest)) if newest else 0
+    saved = f"newest checkpoint: {Path(newest).name if newest else 'none'}"
+    if read_header(path) is not None:
+        clock_s, took_over, damage = brain.restore(path)
+        if damage is not None:
+            cluster, num_bytes = brain.cluster, damage.num_bytes
+            generation = max(generation, cluster.generation + num_bytes // MIN_RECORD_BYTES + 1)
+            log.error(
+                "%s; %d lines from there on (%d bytes) are given up, the damaged file is %s. The "
+                "run goes on from generation %d and step %d; %s",
+                *(damage.problem, damage.num_lines, num_bytes, damage.aside.name),
+                *(cluster.generation, cluster.step, saved),
+            )
+            _set_aside_record(folder)
+        return Restored(clock_s, took_over, generation)
+    if path.exists():
+        num_bytes, problem = path.stat().st_size, f"{path}: has no complete header"
+        aside = set_aside(path)
+        generation += num_bytes // MIN_RECORD_BYTES + 1
+        given_up = f"all of it is given up, the damaged file is {aside.name}"
+    elif newest or folder.launched():
+        problem, given_up = f"{path}: is missing", "all of it is given up"
+    else:
+        return Restored()  # the run never began
+    log.error(
+        "%s; %s. The run goes on from checkpoints alone, with the settings of the command line; %s",
+        *(problem, given_up, saved),
+    )
+    _set_aside_record(folder)
+    return Restored(generation=generation)
+
+
+def _set_aside_record(folder: RunFolder) -> None:
+    """The membership record counts the journal's records, which are fewer now."""
+    if folder.membership.exists():
+        set_aside(folder.membership)
+
+
+def checkpoint_generation(path: Path) -> int:
+    """The generation that wrote a checkpoint; 0 if that is not known."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            (name,) = [n for n in file.namelist() if n.endswith("/data.pkl")]
+            with file.open(name) as content:
+                found = _Plain(content).load().get("generation", 0)
+        return found if isinstance(found, int) else 0
+    except Exception:  # damage shows as almost any error; the worker that loads it names it
+        return 0
+
+
+class _Anything:
+    """Stands for a tensor or any other object of a pickle."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __setitem__(self, *_: object) -> None: ...
+
+    def __setstate__(self, _: object) -> None: ...
+
+
+class _Plain(pickle.Unpickler):
+    """Reads the plain values of a pickle, without torch; runs no code of it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _Anything
+
+    def persistent_load(self, pid: Any) -> Any:
+        return _Anything()
