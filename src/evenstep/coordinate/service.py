@@ -49,8 +49,8 @@ class Service:
         numbers = [int(w[1:]) for w in folder.launched() if w[1:].isdecimal()]
         self.handle(ev.Opened(terms=terms, next_name=1 + max(numbers, default=-1)))
         if took_over is not None:
-            ended = sorted(folder.launched() - folder.outlived().keys())
-            self.handle(replace(took_over, stores=folder.stores(), ended=tuple(ended)))
+            ended = tuple(sorted(folder.ended()))
+            self.handle(replace(took_over, stores=folder.stores(), ended=ended))
 
     @property
     def now_s(self) -> float:

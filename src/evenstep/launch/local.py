@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+import msgspec
 import psutil
 
 from evenstep.launch.console import ConsoleOutput
 from evenstep.launch.gpus import GpuPool
+from evenstep.processes import ProcessIdentity
 from evenstep.types import Launch, WorkerId
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
@@ -71,8 +73,8 @@ class LocalProcess:
 def register_process(process: subprocess.Popen[bytes], log: Path) -> LocalProcess:
     """Write the pid file for the next coordinator, and watch the process; kill it on failure."""
     try:
-        created_s = psutil.Process(process.pid).create_time()
-        log.with_suffix(".pid").write_text(f"{process.pid} {created_s}")
+        identity = msgspec.json.encode(ProcessIdentity.of(process.pid))
+        log.with_suffix(".pid").write_text(identity.decode())
         return LocalProcess.open(process, process.pid, log)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
