@@ -85,6 +85,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     worker: WorkerId
     lease_s: float
     run: str = ""  # the run folder, on the coordinator's host
+    term: int = 0  # the coordinator's: grows with every takeover
     checkpoint_every_s: float = 0.0  # 0: none during training
     checkpoints_kept: int = 3
     resume: str = ""  # the checkpoint to start from

@@ -16,6 +16,7 @@ from typing import Self
 import msgspec
 
 from evenstep.coordinate.events import Store
+from evenstep.coordinate.term import TERM
 from evenstep.errors import ConfigError
 from evenstep.identity import TOKEN_BYTES, check_token
 from evenstep.processes import Liveness, ProcessIdentity
@@ -120,7 +121,7 @@ class RunFolder:
 
         Removes what a coordinator wrote before it listened, and the folder if it is empty then.
         """
-        for name in (TLS_CA, MEMBERSHIP, "token"):
+        for name in (TLS_CA, MEMBERSHIP, TERM, "token"):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.logs, self.path / "checkpoints", self.path):
             with suppress(OSError):  # it holds something that is not ours
