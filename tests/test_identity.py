@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.json import encode
 
 from evenstep.cli.endpoint import find_coordinator
 from evenstep.cli.main import main
 from evenstep.coordinate.run_folder import RunFolder
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, InvalidInputError
 from evenstep.identity import check_token, run_id
 from evenstep.launch.environment import read_environment
+from evenstep.messages import from_client, from_stranger
+from tests.coordinate.fake import ready
 
 TOKEN = "0123456789abcdef" * 2
 BAD_TOKENS = ["", "\n", "t", TOKEN[1:], "\0" * 64, "not hex " * 8, TOKEN + "\n" + TOKEN]
@@ -110,3 +113,43 @@ def test_an_impossible_worker_name_is_refused(tmp_path: Path, name: str) -> None
     result = CliRunner().invoke(main, ["drain", str(tmp_path), name])
     assert result.exit_code == 2
     assert "is not a worker's name" in result.stderr
+
+
+def hello(**fields: object) -> bytes:
+    return encode({"type": "Hello", "proof": "", **fields})
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_an_impossible_worker_name_is_refused_on_the_wire(name: str) -> None:
+    for line in (
+        hello(worker=name),
+        encode({"type": "Ask", "proof": "", "what": "drain", "worker": name}),
+    ):
+        with pytest.raises(InvalidInputError, match="worker"):
+            from_stranger.decode(line)
+    assert from_stranger.decode(hello(worker="gpu-7.rack_2"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        hello(host="a\x1b[2Jb"),
+        hello(host="x" * 2**16 + "x"),
+        hello(pid=-1),
+        hello(generation=2**53 + 1),
+        hello(generation=-1),
+        encode({"type": "Alive", "generation": 1, "step": 10**30, "waiting": False}),
+        encode({"type": "Stuck", "generation": 1, "step": 1, "waited_s": -1.0}),
+        b'{"type":"Stuck","generation":1,"step":1,"waited_s":1e999}',
+        b'{"type":"Stuck","generation":1,"step":1,"waited_s":NaN}',
+        encode({"type": "Leaving", "why": "two\nlines"}),
+        encode({"type": "Done", "step": -1}),
+    ],
+)
+def test_impossible_numbers_and_text_are_refused_on_the_wire(line: bytes) -> None:
+    with pytest.raises(InvalidInputError):
+        from_client.decode(line)
+
+
+def test_what_workers_of_a_run_say_is_understood() -> None:
+    assert from_client.decode(from_client.encode(ready(kind="NVIDIA GeForce RTX 3090 (Ti), 24 GB")))

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from evenstep.identity import WORKER_NAME
 from evenstep.types import StepReport, Steps, WorkerId
 from evenstep.wire import Codec
 
@@ -22,6 +24,18 @@ GREETING_BYTES = 2**16
 
 CLIENT, COORDINATOR = "client", "coordinator"
 """Who made a proof: neither side's proof can be replayed as the other's."""
+
+
+MOST = 2**53
+"""The largest number from a client: up to it, JSON readers agree."""
+
+Count = Annotated[int, Meta(ge=0, le=MOST)]
+Amount = Annotated[float, Meta(ge=0)]  # JSON has no infinity and no NaN
+Name = Annotated[str, Meta(pattern=rf"\A({WORKER_NAME})?\Z")]
+"""A worker's name, or empty."""
+
+Text = Annotated[str, Meta(max_length=2**16, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
+"""Text of one line, without control characters: it is shown on terminals."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -44,10 +58,10 @@ class Hello(Message, frozen=True, kw_only=True):
     protocol: int = PROTOCOL
     proof: str
     nonce: str = ""  # for the coordinator's proof
-    worker: WorkerId = ""  # empty: the coordinator chooses one
-    generation: int = 0  # that it trains in; 0: it is new
-    host: str = ""
-    pid: int = 0
+    worker: Name = ""  # empty: the coordinator chooses one
+    generation: Count = 0  # that it trains in; 0: it is new
+    host: Text = ""
+    pid: Count = 0
 
 
 class Ask(Message, frozen=True, kw_only=True):
@@ -56,9 +70,9 @@ class Ask(Message, frozen=True, kw_only=True):
     protocol: int = PROTOCOL
     proof: str
     nonce: str = ""  # for the coordinator's proof
-    what: str  # status, scale, drain, stop
-    num_workers: int = 0  # for scale
-    worker: WorkerId = ""  # for drain
+    what: Text  # status, scale, drain, stop
+    num_workers: Count = 0  # for scale
+    worker: Name = ""  # for drain
 
 
 class Answer(Message, frozen=True, kw_only=True):
@@ -118,58 +132,58 @@ def differ(name: str, one: Any, where: str, other: Any, elsewhere: str) -> str:
 class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
     """A worker has built its model and data and is ready for a share."""
 
-    kind: str
-    cores: float
-    cap: int | None = None
-    batch: int  # global; 0: `per_worker` for each worker, up to `limit`
-    per_worker: int = 0
-    limit: int = 0
-    length: int  # of the dataset
+    kind: Text
+    cores: Amount
+    cap: Count | None = None
+    batch: Count  # global; 0: `per_worker` for each worker, up to `limit`
+    per_worker: Count = 0
+    limit: Count = 0
+    length: Count  # of the dataset
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
-    prefetched: int
-    things: str = ""  # names of the stateful objects besides the model
-    disabled_scalers: str = ""  # names of the disabled GradScalers among them
+    prefetched: Count
+    things: Text = ""  # names of the stateful objects besides the model
+    disabled_scalers: Text = ""  # names of the disabled GradScalers among them
     settings: dict[str, Any] = {}  # from the script
-    model: str  # a digest of names, shapes and dtypes
-    address: str  # of this worker's store, for generations that it leads
-    port: int
+    model: Text  # a digest of names, shapes and dtypes
+    address: Text  # of this worker's store, for generations that it leads
+    port: Count
     sees_folder: bool = False  # it can write checkpoints to the run folder
 
 
 class Began(Message, frozen=True, kw_only=True):
     """From the leader: a generation has started, at this step."""
 
-    generation: int
-    step: int
+    generation: Count
+    step: Count
 
 
 class Stepped(Message, frozen=True, kw_only=True):
     """From the leader: a step was committed, after `quiet` steps that were not reported."""
 
-    generation: int
-    step: int
-    seconds: float
+    generation: Count
+    step: Count
+    seconds: Amount
     reports: tuple[StepReport, ...]
-    grad_squared_norm: float = 0.0  # of the whole step's gradient; 0: not measured
+    grad_squared_norm: Amount = 0.0  # of the whole step's gradient; 0: not measured
     quiet: Steps = Steps()  # since the last report
-    position: int = 0  # samples of the job consumed so far
+    position: Count = 0  # samples of the job consumed so far
 
 
 class Stuck(Message, frozen=True, kw_only=True):
     """A worker has waited for other workers for longer than a step can take."""
 
-    generation: int
-    step: int
-    waited_s: float
+    generation: Count
+    step: Count
+    waited_s: Amount
 
 
 class Alive(Message, frozen=True, kw_only=True):
     """A worker's heartbeat, off the hot path; answered with `Lease`."""
 
-    generation: int
-    step: int
+    generation: Count
+    step: Count
     waiting: bool  # for other workers
     apart: bool = False  # between the all-reduce and the next batch: in the script's own code
 
@@ -177,13 +191,13 @@ class Alive(Message, frozen=True, kw_only=True):
 class Leaving(Message, frozen=True, kw_only=True):
     """A worker asks to leave at the end of a step, after a spot notice or a signal."""
 
-    why: str
+    why: Text
 
 
 class Done(Message, frozen=True, kw_only=True):
     """A worker has trained to the end."""
 
-    step: int
+    step: Count
 
 
 class Failed(Message, frozen=True, kw_only=True):
