@@ -133,8 +133,8 @@ class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
     """A worker has built its model and data and is ready for a share."""
 
     kind: Text
-    cores: Amount
-    cap: Count | None = None
+    cores: float  # membership checks these two, and says what is wrong
+    cap: int | None = None
     batch: Count  # global; 0: `per_worker` for each worker, up to `limit`
     per_worker: Count = 0
     limit: Count = 0
