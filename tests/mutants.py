@@ -232,6 +232,24 @@ MUTANTS = [
     ),
     Mutant(
         COORDINATE + "takeover.py",
+        "    lease_s = max(d.terms.lease_s, event.lease_s)",
+        "    lease_s = d.terms.lease_s",
+        "tests/coordinate/test_term.py",
+    ),
+    Mutant(
+        COORDINATE + "service.py",
+        "case ev.Send(message=Lease()) if self._claim_problem:",
+        "case ev.Send(message=Lease()) if False:",
+        "tests/coordinate/test_term.py",
+    ),
+    Mutant(
+        TRAIN + "recover/checkpoint.py",
+        "            self._check_fence()  # again",
+        "            pass  # again",
+        "tests/train/roster/test_run_fence.py",
+    ),
+    Mutant(
+        COORDINATE + "takeover.py",
         "    elif behind and d.joiners():",
         "    elif False:",
         "tests/coordinate",

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from evenstep.identity import WORKER_NAME
 from evenstep.types import StepReport, Steps, WorkerId
 from evenstep.wire import Codec
 
@@ -22,6 +24,18 @@ GREETING_BYTES = 2**16
 
 CLIENT, COORDINATOR = "client", "coordinator"
 """Who made a proof: neither side's proof can be replayed as the other's."""
+
+
+MOST = 2**53
+"""The largest number from a client: up to it, JSON readers agree."""
+
+Count = Annotated[int, Meta(ge=0, le=MOST)]
+Amount = Annotated[float, Meta(ge=0)]  # JSON has no infinity and no NaN
+Name = Annotated[str, Meta(pattern=rf"\A({WORKER_NAME})?\Z")]
+"""A worker's name, or empty."""
+
+Text = Annotated[str, Meta(max_length=2**16, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
+"""Text of one line, without control characters: it is shown on terminals."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -44,10 +58,10 @@ class Hello(Message, frozen=True, kw_only=True):
     protocol: int = PROTOCOL
     proof: str
     nonce: str = ""  # for the coordinator's proof
-    worker: WorkerId = ""  # empty: the coordinator chooses one
-    generation: int = 0  # that it trains in; 0: it is new
-    host: str = ""
-    pid: int = 0
+    worker: Name = ""  # empty: the coordinator chooses one
+    generation: Count = 0  # that it trains in; 0: it is new
+    host: Text = ""
+    pid: Count = 0
     sees_folder: bool = False  # it can write checkpoints to the run folder
 
 
@@ -57,9 +71,9 @@ class Ask(Message, frozen=True, kw_only=True):
     protocol: int = PROTOCOL
     proof: str
     nonce: str = ""  # for the coordinator's proof
-    what: str  # status, scale, drain, stop
-    num_workers: int = 0  # for scale
-    worker: WorkerId = ""  # for drain
+    what: Text  # status, scale, drain, stop
+    num_workers: Count = 0  # for scale
+    worker: Name = ""  # for drain
 
 
 class Answer(Message, frozen=True, kw_only=True):
@@ -86,6 +100,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     worker: WorkerId
     lease_s: float
     run: str = ""  # the run folder, on the coordinator's host
+    term: int = 0  # the coordinator's: grows with every takeover
     checkpoint_every_s: float = 0.0  # 0: none during training
     checkpoints_kept: int = 3
     resume: str = ""  # the checkpoint to start from
@@ -118,64 +133,64 @@ def differ(name: str, one: Any, where: str, other: Any, elsewhere: str) -> str:
 class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
     """A worker has built its model and data and is ready for a share."""
 
-    kind: str
-    cores: float
+    kind: Text
+    cores: float  # membership checks these two, and says what is wrong
     cap: int | None = None
-    batch: int  # global; 0: `per_worker` for each worker, up to `limit`
-    per_worker: int = 0
-    limit: int = 0
-    length: int  # of the dataset
+    batch: Count  # global; 0: `per_worker` for each worker, up to `limit`
+    per_worker: Count = 0
+    limit: Count = 0
+    length: Count  # of the dataset
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
-    prefetched: int
-    things: str = ""  # names of the stateful objects besides the model
-    disabled_scalers: str = ""  # names of the disabled GradScalers among them
+    prefetched: Count
+    things: Text = ""  # names of the stateful objects besides the model
+    disabled_scalers: Text = ""  # names of the disabled GradScalers among them
     settings: dict[str, Any] = {}  # from the script
-    model: str  # a digest of names, shapes and dtypes
+    model: Text  # a digest of names, shapes and dtypes
     sees_folder: bool = False  # it can write checkpoints to the run folder
 
 
 class Publish(Message, frozen=True, kw_only=True):
     """For the other workers of a generation: where to reach this one, in the words of c10d."""
 
-    generation: int
-    key: str
-    value: bytes
+    generation: Count
+    key: Text
+    value: Annotated[bytes, Meta(max_length=2**20)]
 
 
 class Began(Message, frozen=True, kw_only=True):
     """From the leader: a generation has started, at this step."""
 
-    generation: int
-    step: int
+    generation: Count
+    step: Count
 
 
 class Stepped(Message, frozen=True, kw_only=True):
     """From the leader: a step was committed, after `quiet` steps that were not reported."""
 
-    generation: int
-    step: int
-    seconds: float
+    generation: Count
+    step: Count
+    seconds: Amount
     reports: tuple[StepReport, ...]
-    grad_squared_norm: float = 0.0  # of the whole step's gradient; 0: not measured
+    grad_squared_norm: Amount = 0.0  # of the whole step's gradient; 0: not measured
     quiet: Steps = Steps()  # since the last report
-    position: int = 0  # samples of the job consumed so far
+    position: Count = 0  # samples of the job consumed so far
 
 
 class Stuck(Message, frozen=True, kw_only=True):
     """A worker has waited for other workers for longer than a step can take."""
 
-    generation: int
-    step: int
-    waited_s: float
+    generation: Count
+    step: Count
+    waited_s: Amount
 
 
 class Alive(Message, frozen=True, kw_only=True, omit_defaults=True):
     """A worker's heartbeat, off the hot path; answered with `Lease`."""
 
-    generation: int
-    step: int
+    generation: Count
+    step: Count
     waiting: bool  # for other workers
     apart: bool = False  # between the all-reduce and the next batch: in the script's own code
     saving: bool = False  # it writes its last checkpoint
@@ -184,13 +199,13 @@ class Alive(Message, frozen=True, kw_only=True, omit_defaults=True):
 class Leaving(Message, frozen=True, kw_only=True):
     """A worker asks to leave at the end of a step, after a spot notice or a signal."""
 
-    why: str
+    why: Text
 
 
 class Done(Message, frozen=True, kw_only=True):
     """A worker has trained to the end."""
 
-    step: int
+    step: Count
 
 
 class Failed(Message, frozen=True, kw_only=True):
@@ -225,9 +240,9 @@ class Generation(Message, frozen=True, kw_only=True):
 class Published(Message, frozen=True, kw_only=True):
     """What another worker of a generation has published."""
 
-    generation: int
-    key: str
-    value: bytes
+    generation: Count
+    key: Text
+    value: Annotated[bytes, Meta(max_length=2**20)]
 
 
 class NewPlan(Message, frozen=True, kw_only=True):

@@ -165,8 +165,11 @@ class FakeWorker(Line):
 
     def beat(self) -> None:
         """A heartbeat, answered: all that was said before has been heard."""
-        self.say(Alive(generation=self.number, step=0, waiting=False))
+        self.say(self.alive())
         self.hear(Lease)
+
+    def alive(self) -> Alive:
+        return Alive(generation=self.number, step=0, waiting=False)
 
     def step(self, step: int) -> None:
         """Report a step as the leader does, in which all computed alike."""

@@ -306,7 +306,7 @@ def test_a_restarted_coordinator_takes_its_workers_over(tmp_path: Path) -> None:
 
 
 def test_members_that_stay_away_are_lost_when_the_lease_is_over(tmp_path: Path) -> None:
-    with hosted(tmp_path / "run") as run:
+    with hosted(tmp_path / "run", Terms(lease_s=1.0)) as run:
         workers = together(run, 2)
     with hosted(tmp_path / "run", Terms(lease_s=1.0)) as again:
         a = again.worker("w0", generation=2)

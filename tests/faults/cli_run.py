@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,10 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import psutil
 
 from evenstep.coordinate.client import NoAnswerError, ask
 from evenstep.messages import Ask
+from evenstep.processes import Liveness, ProcessIdentity
 from tests.faults.live_run import SCRIPT, Fault, LiveRun
 from tests.source_tree import PYTHONPATH
 
@@ -70,11 +73,9 @@ class CliRun(LiveRun):
     def _kill_workers(self) -> None:
         """Kill workers that outlived their coordinator."""
         for file in self.folder.glob("logs/*.pid"):
-            pid, made_s = file.read_text().split()
-            with suppress(psutil.NoSuchProcess):
-                process = psutil.Process(int(pid))
-                if process.create_time() == float(made_s):
-                    process.kill()
+            worker = msgspec.json.decode(file.read_bytes(), type=ProcessIdentity)
+            if worker.liveness() is Liveness.ALIVE:
+                os.kill(worker.pid, signal.SIGKILL)
 
     def wait_for_exit(self, pid: int) -> None:
         """Wait for a process that is not our child."""

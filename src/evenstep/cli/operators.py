@@ -12,6 +12,7 @@ import click
 from evenstep.cli.endpoint import find_coordinator, token_option
 from evenstep.cli.table import table
 from evenstep.coordinate.client import ask
+from evenstep.identity import check_worker_name
 from evenstep.messages import Ask
 
 STATUS_HEAD = ("worker", "rank", "share", "compute", "wait", "state")
@@ -90,5 +91,5 @@ def drain_command(run: str, worker: str, token_file: Path | None) -> None:
 
     A restarted coordinator that still waits for WORKER to reconnect gives it up.
     """
-    ask_coordinator(run, token_file, "drain", worker=worker)
+    ask_coordinator(run, token_file, "drain", worker=check_worker_name(worker, "WORKER"))
     click.echo(f"{worker} leaves at the end of a step")

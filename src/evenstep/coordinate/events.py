@@ -20,6 +20,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says about a run."""
 
     run: str = ""
+    term: int = 0  # of this coordinator, not from the command line
     lease_s: float = 3600.0
     checkpoint_every_s: float = 60.0
     checkpoints_kept: int = 3
@@ -74,6 +75,7 @@ class TookOver(Input, frozen=True, kw_only=True):
     previous_roster: tuple[WorkerId, ...]  # of the generation before the newest
     stopping: bool = False  # its workers were asked to leave
     ended: tuple[WorkerId, ...] = ()  # their processes are known to be gone
+    lease_s: float = 0.0  # the longest that a worker may hold from before
 
 
 class Adopted(Input, frozen=True, kw_only=True):

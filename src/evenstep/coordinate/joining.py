@@ -43,6 +43,7 @@ def connected(d: Draft, event: Connected) -> None:
         worker=worker,
         lease_s=d.terms.lease_s,
         run=d.terms.run,
+        term=d.terms.term,
         checkpoint_every_s=d.terms.checkpoint_every_s,
         checkpoints_kept=d.terms.checkpoints_kept,
         resume=event.checkpoint,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -11,9 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-import psutil
+import msgspec
 
+from evenstep.coordinate.term import TERM
 from evenstep.errors import ConfigError
+from evenstep.identity import TOKEN_BYTES, check_token
+from evenstep.processes import Liveness, ProcessIdentity
 from evenstep.types import WorkerId
 
 JOURNAL, STOPPING = "journal.jsonl", "stopping"
@@ -24,6 +28,8 @@ MEMBERSHIP = "membership.jsonl"
 
 TLS_CA = "tls.pem"
 """In a run folder: the coordinator's certificate, if it speaks TLS."""
+
+PRIVATE = 0o700  # folders: their owner's alone
 
 log = logging.getLogger("evenstep")
 
@@ -37,7 +43,7 @@ class RunFolder:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self.token = os.pread(lock, 4096, 0).decode(errors="replace").strip()
+        self.token = check_token(os.pread(lock, 4096, 0).decode(errors="replace"), f"{path}/token")
         self._newest = ""  # path of the newest checkpoint, as last seen
         self._unwritten = b""  # the address, while it cannot be written
         self._address_problem = ""
@@ -47,7 +53,12 @@ class RunFolder:
     def make(cls, path: Path) -> Self:
         """A new run, with a token that only this user can read."""
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=PRIVATE, exist_ok=True)
+            if (path / "checkpoints").exists() and (found := _newest_in(path / "checkpoints")):
+                raise ConfigError(
+                    str(path), f"holds checkpoints of another run, {found}; name another folder"
+                )
             lock = os.open(
                 path / "token", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode=0o600
             )
@@ -57,7 +68,15 @@ class RunFolder:
             ) from None
         except OSError as e:
             raise ConfigError(str(path), f"cannot be made: {e.strerror}") from None
-        os.write(lock, secrets.token_hex(32).encode() + b"\n")
+        try:
+            token = secrets.token_hex(TOKEN_BYTES).encode() + b"\n"
+            if os.write(lock, token) < len(token):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(lock)
+        except OSError as e:
+            (path / "token").unlink()
+            os.close(lock)
+            raise ConfigError(str(path), f"cannot be made: {e.strerror}") from None
         return cls._held(path, lock)
 
     @classmethod
@@ -76,10 +95,14 @@ class RunFolder:
         except OSError:
             os.close(lock)
             raise ConfigError(str(path), "has a coordinator already") from None
-        held = cls(path.absolute(), lock)
         try:
-            held.logs.mkdir(exist_ok=True)
-            (held.path / "checkpoints").mkdir(exist_ok=True)
+            held = cls(path.absolute(), lock)
+        except ConfigError:
+            os.close(lock)
+            raise
+        try:
+            held.logs.mkdir(mode=PRIVATE, exist_ok=True)
+            (held.path / "checkpoints").mkdir(mode=PRIVATE, exist_ok=True)
             held._newest = _newest_in(held.path / "checkpoints")
         except OSError as e:  # a run resumed without its checkpoints would start over
             held.close()
@@ -97,7 +120,7 @@ class RunFolder:
 
         Removes what a coordinator wrote before it listened, and the folder if it is empty then.
         """
-        for name in (TLS_CA, MEMBERSHIP, "token"):
+        for name in (TLS_CA, MEMBERSHIP, TERM, "token"):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.logs, self.path / "checkpoints", self.path):
             with suppress(OSError):  # it holds something that is not ours
@@ -124,8 +147,21 @@ class RunFolder:
 
     def outlived(self) -> dict[WorkerId, int]:
         """Workers that outlived the coordinator that launched them here, and their pids."""
-        found = {worker: _running(self.logs / f"{worker}.pid") for worker in self.launched()}
-        return {worker: pid for worker, pid in found.items() if pid}
+        found = self._processes()
+        return {w: p.pid for w, p in found.items() if p.liveness() is Liveness.ALIVE}
+
+    def ended(self) -> set[WorkerId]:
+        """Launched workers that surely have ended; of others this host may not be able to tell."""
+        return {w for w, p in self._processes().items() if p.liveness() is Liveness.ENDED}
+
+    def _processes(self) -> dict[WorkerId, ProcessIdentity]:
+        """Launched workers' processes, except those without a readable pid file."""
+        found = {}
+        for worker in self.launched():
+            with suppress(OSError, msgspec.DecodeError):
+                content = (self.logs / f"{worker}.pid").read_bytes()
+                found[worker] = msgspec.json.decode(content, type=ProcessIdentity)
+        return found
 
     def newest_checkpoint(self) -> str:
         """The path of the newest checkpoint, empty if there is none.
@@ -214,14 +250,3 @@ def _newest_in(folder: Path) -> str:
         if (match := _CHECKPOINT.fullmatch(entry.name))
     ]
     return max(found, default=(0, ""))[1]
-
-
-def _running(pid_file: Path) -> int:
-    try:
-        pid, made_s = pid_file.read_text(encoding="utf-8").split()
-        process = psutil.Process(int(pid))
-        # Another process may have the same pid by now.
-        same = process.create_time() == float(made_s)
-        return int(pid) if same and process.status() != psutil.STATUS_ZOMBIE else 0
-    except (OSError, ValueError, psutil.Error):
-        return 0

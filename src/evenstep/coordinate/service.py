@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 import time
@@ -24,8 +25,9 @@ from evenstep.coordinate.run_folder import RunFolder
 from evenstep.coordinate.salvage import restore
 from evenstep.coordinate.server import Server
 from evenstep.coordinate.state import RunState
+from evenstep.coordinate.term import TERM, Claim, TermOverError
 from evenstep.journal import Journal
-from evenstep.messages import Answer, Ask, Hello
+from evenstep.messages import Answer, Ask, Generation, Hello, Lease, Refused
 
 log = logging.getLogger("evenstep")
 
@@ -38,6 +40,8 @@ class Service:
     def __init__(self, folder: RunFolder, terms: Terms, about: dict[str, Any]) -> None:
         self.folder, self._about = folder, about
         self.server = Server(folder.token, self)
+        self._claim = Claim(folder.path, terms.lease_s)
+        self._claim_problem, self._claim_checked_s = "", time.monotonic()
         self._zero_s = time.monotonic()
         self._ended = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
@@ -47,13 +51,17 @@ class Service:
         record = MembershipRecorder(folder.membership)
         self.coordinator = Coordinator(brain, self.perform, lambda: self.now_s, record)
         numbers = [int(w[1:]) for w in folder.launched() if w[1:].isdecimal()]
+        terms = replace(terms, term=self._claim.number)
         next_name = 1 + max(numbers, default=-1)
         self.handle(ev.Opened(terms=terms, next_name=next_name, generation=generation))
         if took_over is not None:
-            ended = sorted(folder.launched() - folder.outlived().keys())
-            self.handle(
-                replace(took_over, stopping=folder.take_stopping_mark(), ended=tuple(ended))
+            event = replace(
+                took_over,
+                stopping=folder.take_stopping_mark(),
+                ended=tuple(sorted(folder.ended())),
+                lease_s=self._claim.lease_before_s,
             )
+            self.handle(event)
 
     @property
     def now_s(self) -> float:
@@ -93,7 +101,26 @@ class Service:
 
     def handle(self, event: ev.AnyInput, reply: ev.SendReply | None = None) -> None:
         """Tell membership what happened, now."""
+        self._check_claim()
         self.coordinator.handle(event, reply)
+
+    def _check_claim(self) -> None:
+        """End the run without another write if another coordinator has it."""
+        if time.monotonic() - self._claim_checked_s < TICK_S:
+            return
+        problem = ""
+        try:
+            self._claim.check()
+        except TermOverError as e:
+            if self.state.ending is None:
+                self.coordinator.close()
+                self.coordinator.handle(ev.KillAsked(why=str(e)))
+        except OSError as e:
+            problem = f"{self.folder.path / TERM} cannot be read: {e.strerror}"
+            if problem != self._claim_problem:
+                text = "%s; no lease is renewed until it can: workers end when theirs is over"
+                log.error(text, problem)
+        self._claim_problem, self._claim_checked_s = problem, time.monotonic()
 
     def status(self) -> dict[str, Any]:
         """The run as operators see it."""
@@ -112,6 +139,8 @@ class Service:
     def answer(self, first: Hello | Ask, reply: ev.SendReply) -> None:
         """For the server: answer the first message of a client that knows the token."""
         match first:
+            case Hello(generation=0) if self._claim_problem:
+                reply(Refused(why=f"the run takes nobody in: {self._claim_problem}"))
             case Hello():
                 event = ev.Connected(
                     worker=first.worker,
@@ -134,11 +163,26 @@ class Service:
                 problem = f"cannot do {what!r}; known: status, scale, drain, stop"
                 reply(Answer(problem=problem))
 
+    def _may_announce(self, generation: int) -> bool:
+        """Fence off the checkpoints of workers that do not hear of a generation."""
+        try:
+            self._claim.move_fence(generation)
+        except TermOverError:
+            self._claim_checked_s = -math.inf  # the next input ends the run
+            return False
+        except OSError as e:
+            text = "%s: cannot be written: %s; workers of older generations may write checkpoints"
+            log.error(text, self.folder.path / TERM, e.strerror)
+        return True
+
     def perform(self, effect: ev.OutwardEffect) -> None:
         """For the coordinator: perform one effect."""
         match effect:
+            case ev.Send(message=Lease()) if self._claim_problem:
+                pass
             case ev.Send(workers=workers, message=message):
-                self.server.send(message, *workers)
+                if not isinstance(message, Generation) or self._may_announce(message.number):
+                    self.server.send(message, *workers)
             case ev.HangUp(worker=worker):
                 self.server.hang_up(worker)
             case ev.MarkStopping():

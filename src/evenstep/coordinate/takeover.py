@@ -9,7 +9,9 @@ from evenstep.coordinate.announce import let_go, make_generation, pause
 from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import TookOver
 from evenstep.coordinate.state import Changing, Returning, Starting, Training
-from evenstep.types import Regroup, WorkerId
+from evenstep.types import Regroup, WorkerId, listed
+
+LEASE_MARGIN_S = 1.0  # a lease may have been renewed just before a takeover was noticed
 
 
 def take_over(d: Draft, event: TookOver) -> None:
@@ -27,12 +29,18 @@ def take_over(d: Draft, event: TookOver) -> None:
             missing[worker] = "it ended with the coordinator"
         elif event.stopping:
             missing[worker] = "the run was stopping, and it was asked to leave"
+    lease_s = max(d.terms.lease_s, event.lease_s) + LEASE_MARGIN_S
     d.phase = Returning(
         away=frozenset(d.roster) - missing.keys(),
         missing=missing,
         previous_roster=event.previous_roster,
-        until_s=d.now_s + d.terms.lease_s,
+        until_s=d.now_s + lease_s,
     )
+    if d.away:
+        d.log(
+            f"waiting up to {lease_s:g} s for {listed(sorted(d.away))} to reconnect: they may "
+            "still train. If you know that one has ended, `evenstep drain RUN WORKER` gives it up"
+        )
     _resume_if_complete(d)
 
 

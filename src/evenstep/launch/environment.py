@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evenstep.errors import ConfigError
+from evenstep.identity import check_token, check_worker_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +79,12 @@ def _read_coordinator(environment: Mapping[str, str]) -> CoordinatorAddress:
             "EVENSTEP_COORDINATOR", f'expected host:port, got "{text}"', "environment"
         )
     host, port = parts
+    worker = environment.get("EVENSTEP_WORKER", "")
     return CoordinatorAddress(
         host=host,
         port=port,
         token=find_token(environment),
-        worker=environment.get("EVENSTEP_WORKER", ""),
+        worker=worker and check_worker_name(worker, "EVENSTEP_WORKER", "environment"),
         address=environment.get("EVENSTEP_ADDRESS", "127.0.0.1"),
         tls_ca=environment.get("EVENSTEP_TLS_CA", ""),
     )
@@ -99,7 +101,7 @@ def host_and_port(text: str) -> tuple[str, int] | None:
 def find_token(environment: Mapping[str, str]) -> str:
     """The run's token, from EVENSTEP_TOKEN or the file that EVENSTEP_TOKEN_FILE names."""
     if "EVENSTEP_TOKEN" in environment:
-        return environment["EVENSTEP_TOKEN"]
+        return check_token(environment["EVENSTEP_TOKEN"], "EVENSTEP_TOKEN", "environment")
     path = environment.get("EVENSTEP_TOKEN_FILE", "")
     if not path:
         raise ConfigError(
@@ -111,10 +113,10 @@ def find_token(environment: Mapping[str, str]) -> str:
 def read_token(path: Path, source: str = "") -> str:
     """The token in a file; `source` is the variable that names the file."""
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as e:
-        why = e.strerror if isinstance(e, OSError) else "it is not text"
-        raise ConfigError(str(path), f"cannot be read: {why}", source) from None
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as e:
+        raise ConfigError(str(path), f"cannot be read: {e.strerror}", source) from None
+    return check_token(text, str(path), source)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+import msgspec
 import psutil
 
 from evenstep.launch.console import ConsoleOutput
 from evenstep.launch.gpus import GpuPool
 from evenstep.launch.output import start_drain
 from evenstep.lines import DISK_ERRORS
+from evenstep.processes import ProcessIdentity
 from evenstep.types import Launch, WorkerId
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
@@ -93,10 +95,10 @@ def register_process(
 
 
 def write_pid_file(pid: int, path: Path) -> bool:
-    """Write a process's pid and start time. False: the disk is full, fails or is read-only."""
+    """Write which process a pid means. False: the disk is full, fails or is read-only."""
     part = path.with_suffix(".pid.part")  # a half-written one would tell of another process
     try:
-        part.write_text(f"{pid} {psutil.Process(pid).create_time()}")
+        part.write_bytes(msgspec.json.encode(ProcessIdentity.of(pid)))
         part.rename(path)
     except OSError as e:
         if e.errno not in DISK_ERRORS:

@@ -36,7 +36,7 @@ def join(
     """
     where = read_environment(os.environ)
     overrides = [part for part in os.environ.get("EVENSTEP_SET", "").split(";") if part]
-    if not isinstance(kind, str):
+    if not isinstance(kind, str) or not kind.isprintable():
         raise ConfigError("kind", f"expected a name, got {kind!r}")
     options = Options(
         settings=override({"policy": policy, **settings}, overrides),

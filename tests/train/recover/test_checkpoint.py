@@ -93,7 +93,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def test_a_worker_continues_from_what_was_saved(tmp_path: Path) -> None:
-    found = save(tmp_path / "new" / "folder", 7).newest()
+    found = save(tmp_path / "new", 7).newest()
     assert found is not None
     assert (found.path.name, found.step) == ("step-00000007.pt", 7)
     other = worker(1)

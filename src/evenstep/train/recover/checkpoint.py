@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -51,6 +51,7 @@ class Checkpoint(NamedTuple):
     path: Path
     step: int
     tree: dict[str, Any]
+    run: str = ""  # the id of the run that wrote it; empty: an older evenstep
 
 
 class Snapshot(NamedTuple):
@@ -61,13 +62,25 @@ class Snapshot(NamedTuple):
     tensors: list[torch.Tensor]
 
 
+class Fence(Protocol):
+    """Whose checkpoints a folder holds, and whether this worker may write to it."""
+
+    run: str
+
+    def position(self) -> tuple[int, int]:
+        """Term and generation, for the file."""
+
+    def check(self) -> None:
+        """Raise if this worker may not write."""
+
+
 class Checkpoints:
     """The newest checkpoints of a run, in a folder. One worker saves, any worker may load."""
 
-    def __init__(self, folder: Path, keep: int = 3) -> None:
+    def __init__(self, folder: Path, keep: int = 3, fence: Fence | None = None) -> None:
         if keep < 1:
             raise ConfigError("checkpoints", f"must keep at least 1, got {keep}")
-        self.folder, self.keep = folder, keep
+        self.folder, self.keep, self._fence = folder, keep, fence
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
         self._pending: Snapshot | None = None
@@ -105,7 +118,11 @@ class Checkpoints:
         """The newest checkpoint that is intact; None if there is none."""
         for path in reversed(self._files()):
             try:
-                return load_checkpoint(path)
+                found = load_checkpoint(path)
+                if self._fence and found.run not in ("", self._fence.run):
+                    problem = f"is of run {found.run}, and this is run {self._fence.run}"
+                    raise CheckpointError(str(path), problem)
+                return found
             except CheckpointError as e:
                 log.warning("%s; trying an older checkpoint", e)
         return None
@@ -145,13 +162,18 @@ class Checkpoints:
                 self._reusable = snapshot.tensors
 
     def _write(self, snapshot: Snapshot) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._check_fence()  # first: a folder that was removed is not made again
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         for leftover in self.folder.glob("*.part"):  # from a process killed while writing
             leftover.unlink(missing_ok=True)
         failpoint("checkpoint")
+        term, generation = self._fence.position() if self._fence else (0, 0)
         content = {
             "format": FORMAT,
             "evenstep": __version__,
+            "run": self._fence.run if self._fence else "",
+            "term": term,
+            "generation": generation,
             "step": snapshot.step,
             "check": _checksum(snapshot.structure, snapshot.tensors),
             "state": unflatten(snapshot.structure, snapshot.tensors),
@@ -163,6 +185,7 @@ class Checkpoints:
                 file.flush()
                 os.fsync(file.fileno())
             _verify(part, file.crc)
+            self._check_fence()  # again: writing takes a while
             part.rename(self.folder / f"step-{snapshot.step:08}.pt")
         except BaseException:
             part.unlink(missing_ok=True)
@@ -172,6 +195,10 @@ class Checkpoints:
         files = [path for path in self._files() if _step_of(path) <= snapshot.step]
         for old in files[: -self.keep]:
             old.unlink(missing_ok=True)
+
+    def _check_fence(self) -> None:
+        if self._fence is not None:
+            self._fence.check()
 
 
 class _Summed(BufferedWriter):
@@ -213,7 +240,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         tensor if tensor_path[0] == "models" else tensor.clone()
         for tensor_path, tensor in zip(tensor_paths(structure), tensors, strict=True)
     ]
-    return Checkpoint(path, step, unflatten(structure, own))
+    return Checkpoint(path, step, unflatten(structure, own), content.get("run", ""))
 
 
 @contextmanager

@@ -8,13 +8,22 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from evenstep.errors import ConfigError
+from evenstep.coordinate.term import read_term
+from evenstep.errors import ConfigError, EvenstepError
+from evenstep.identity import run_id
 from evenstep.messages import Welcome
 from evenstep.train.job import Job
 from evenstep.train.recover.checkpoint import Checkpoints
 from evenstep.train.recover.state import TrainingState
+from evenstep.train.roster.control import Control
 
 log = logging.getLogger("evenstep")
+
+NEWS_S = 5.0  # for the announcement of a generation that the folder knows of to arrive
+
+
+class NotOursError(EvenstepError):
+    """The run folder holds another run, or goes on without this worker."""
 
 
 class CheckpointSaver:
@@ -57,8 +66,9 @@ class CheckpointSaver:
             raise ConfigError(
                 "resume",
                 f"the run's newest checkpoint is {newest} on the coordinator's host, but "
-                f"{socket.gethostname()}, whose worker leads, cannot read it. Share the folder "
-                "between the hosts, or start the first worker on the coordinator's host",
+                f"{socket.gethostname()}, whose worker leads, cannot use it. If the log does not "
+                "say why, share the folder between the hosts, or start the first worker on the "
+                "coordinator's host",
             )
         if found is not None:
             self._state.apply(found.tree)
@@ -101,13 +111,49 @@ class CheckpointSaver:
             self._checkpoints.close()
 
 
-def open_checkpoints(welcome: Welcome, token: str) -> Checkpoints | None:
-    """The run's checkpoints, if its folder is on this host: its token file must match."""
+class RunFence:
+    """Keeps workers out of a run folder that is not their run's, or not theirs any more."""
+
+    def __init__(self, folder: Path, token: str, control: Control) -> None:
+        self._folder, self._token, self._control = folder, token, control
+        self.run = run_id(token)
+
+    def position(self) -> tuple[int, int]:
+        """The term and the newest generation that this worker has heard of."""
+        return self._control.term, self._control.newest
+
+    def check(self) -> None:
+        """Raise NotOursError if this worker may not write to the folder."""
+        if not self.holds_run():
+            raise NotOursError(f"{self._folder} does not hold this run, {self.run}, any more")
+        fence = (0, 0)
+        with suppress(FileNotFoundError):  # the coordinator is of an older evenstep
+            fence = read_term(self._folder).fence
+        control, until_s = self._control, time.monotonic() + NEWS_S
+        while self.position() < fence and control.connected and control.goodbye is None:
+            if time.monotonic() > until_s:
+                break
+            control.wait(0.05)
+        if (position := self.position()) < fence:
+            why = "the run goes on without this worker, which knows of term {} and generation {}"
+            self._control.expel(why.format(*position))
+            raise NotOursError(why.format(*position))
+
+    def holds_run(self) -> bool:
+        """Whether the folder is this run's: it has the same token."""
+        with suppress(OSError):
+            token = (self._folder / "token").read_text(encoding="utf-8", errors="replace")
+            return token.strip() == self._token
+        return False
+
+
+def open_checkpoints(welcome: Welcome, token: str, control: Control) -> Checkpoints | None:
+    """The run's checkpoints, if its folder is on this host."""
     if not welcome.run:
         return None
     folder = Path(welcome.run)
-    with suppress(OSError):
-        if (folder / "token").read_text(encoding="utf-8").strip() == token:
-            return Checkpoints(folder / "checkpoints", keep=welcome.checkpoints_kept)
-    log.info("%s is not on this host: this worker writes no checkpoints", folder)
-    return None
+    fence = RunFence(folder, token, control)
+    if not fence.holds_run():
+        log.info("%s is not on this host: this worker writes no checkpoints", folder)
+        return None
+    return Checkpoints(folder / "checkpoints", keep=welcome.checkpoints_kept, fence=fence)

@@ -77,6 +77,7 @@ class Control:
         self.generations: dict[int, Generation] = {}
         self.newest = 0  # of all generations announced
         self.newest_unplanned = 0  # of those that make the step at hand void
+        self.term = 0  # of the coordinator that last answered
         self._plan: NewPlan | None = None
         self.sees_folder = False  # this worker can write checkpoints to the run folder
         self.paused = ""
@@ -155,6 +156,12 @@ class Control:
         """Wait for a message, at most so many seconds."""
         with self._lock:
             self._lock.wait(seconds)
+
+    def expel(self, why: str) -> None:
+        """The run goes on without this worker, though no coordinator could say so."""
+        with self._lock:
+            self.goodbye = self.goodbye or why
+            self._lock.notify_all()
 
     def close(self) -> None:
         """Send what is queued, and disconnect."""
@@ -276,8 +283,8 @@ class Control:
     def _dial(self) -> Welcome:
         where, known = self._where, getattr(self, "welcome", None)
         there = connect(where.host, where.port, DIAL_S, where.tls_ca)
+        lines = there.makefile("rb")
         try:
-            lines = there.makefile("rb")
             hello = Hello(
                 proof="",
                 worker=known.worker if known else where.worker,
@@ -297,10 +304,11 @@ class Control:
                 raise StrangerError(_unproved(where, answer))
             there.settimeout(None)
         except BaseException:
+            lines.close()
             there.close()
             raise
         with self._lock:
-            self._lines, self._socket = lines, there
+            self._lines, self._socket, self.term = lines, there, answer.term
             self._asked_s.clear()
         return answer
 

@@ -124,7 +124,7 @@ class ElasticRoster:
         model, step = job.model, job.step
         self._state = TrainingState({"model": model.module}, job.stateful, {})
         self._rollback = Rollback(step, model.module, job.stateful, self._state)
-        checkpoints = open_checkpoints(tracker.welcome, self._token)
+        checkpoints = open_checkpoints(tracker.welcome, self._token, tracker.control)
         every_s = tracker.welcome.checkpoint_every_s
         self._saver = CheckpointSaver(job, self._state, checkpoints, every_s)
         tracker.control.sees_folder = self._saver.sees_folder

@@ -1,0 +1,119 @@
+"""Which coordinator a run obeys, and which workers may write its checkpoints: the file `term`.
+
+A lock keeps two coordinators on one host apart, but hosts that share a folder need not share locks.
+So each coordinator claims a term, one above the last. It checks its claim before it acts, ends as
+soon as another one has claimed a later term, and renews no lease while it cannot tell. When the
+last lease is over, no worker of an earlier term trains any more.
+
+The fence is the newest generation that was announced, with its term. Workers that have heard of no
+generation so new write no checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from evenstep.errors import ConfigError, EvenstepError
+from evenstep.processes import Liveness, ProcessIdentity
+
+log = logging.getLogger("evenstep")
+
+TERM = "term"
+"""In a run folder: the current term."""
+
+NOTICE_S = 1.0  # for a coordinator elsewhere to notice a claim; it looks several times a second
+
+_PART = f".{TERM}"
+
+
+class Term(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file holds."""
+
+    number: int = 0
+    coordinator: ProcessIdentity | None = None
+    lease_s: float = 0.0  # the longest that was granted in this or an earlier term
+    fence: tuple[int, int] = (0, 0)  # a term, and a generation that was announced in it
+
+
+class TermOverError(EvenstepError, RuntimeError):
+    """Another coordinator has taken the run over."""
+
+
+def read_term(folder: Path) -> Term:
+    """The newest term. Raises OSError if the file cannot be read."""
+    content = (folder / TERM).read_bytes()
+    try:
+        return msgspec.json.decode(content, type=Term)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise OSError(0, f"it is damaged ({e})") from None
+
+
+class Claim:
+    """One coordinator's term. Taking it ends the term of the coordinator before."""
+
+    def __init__(self, folder: Path, lease_s: float) -> None:
+        self._folder, self._mine, before = folder, Term(), Term()
+        try:
+            with suppress(FileNotFoundError):  # a new run, or one of an older evenstep
+                before = read_term(folder)
+            self.lease_before_s = before.lease_s
+            self._mine = Term(
+                number=before.number + 1,
+                coordinator=ProcessIdentity.of(os.getpid()),
+                lease_s=max(lease_s, before.lease_s),
+                fence=before.fence,
+            )
+            self._write(self._mine)
+            # On this host the folder's lock says that it has ended.
+            if before.coordinator and before.coordinator.liveness() is Liveness.UNKNOWN:
+                log.warning(
+                    "cannot tell whether the coordinator before, pid %d on %s, has ended: taking "
+                    "the run over from it",
+                    *(before.coordinator.pid, before.coordinator.host),
+                )
+                time.sleep(NOTICE_S)
+                self.check()
+        except OSError as e:
+            path = str(folder / TERM)
+            raise ConfigError(path, f"cannot be read and written: {e.strerror}") from None
+
+    @property
+    def number(self) -> int:
+        return self._mine.number
+
+    def check(self) -> None:
+        """Raise TermOverError if another coordinator has the run; OSError: cannot tell."""
+        found = read_term(self._folder)
+        if found == self._mine:
+            return
+        if found.number < self._mine.number:  # written late by a coordinator before
+            self._write(self._mine)
+            return
+        who = found.coordinator
+        where = f"process {who.pid} on {who.host}" if who else "it"
+        raise TermOverError(
+            f"another coordinator has taken the run over: {where} has term {found.number}, this "
+            f"one had {self._mine.number}"
+        )
+
+    def move_fence(self, generation: int) -> None:
+        """From now on, workers that have not heard of this generation write no checkpoints."""
+        if (fence := (self._mine.number, generation)) > self._mine.fence:
+            self.check()
+            self._write(replace(self._mine, fence=fence))
+
+    def _write(self, term: Term) -> None:
+        with (self._folder / _PART).open("wb") as file:
+            file.write(msgspec.json.encode(term))
+            file.flush()
+            if term.fence == self._mine.fence:  # a claim; a fence would slow regrouping down
+                os.fsync(file.fileno())
+        (self._folder / _PART).rename(self._folder / TERM)
+        self._mine = term

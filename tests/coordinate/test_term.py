@@ -1,0 +1,149 @@
+"""Terms: of several coordinators over one folder, the last one has the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from evenstep.coordinate.events import Terms
+from evenstep.coordinate.run_folder import RunFolder
+from evenstep.coordinate.service import Service
+from evenstep.coordinate.term import Claim, TermOverError, read_term
+from evenstep.errors import ConfigError
+from evenstep.journal import read
+from evenstep.messages import Generation, Goodbye, Lease
+from evenstep.processes import ProcessIdentity
+from evenstep.types import Lost
+from tests.coordinate.hosted import Hosted, hosted
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Hosted]:
+    with hosted(tmp_path / "run") as there:
+        yield there
+
+
+def elsewhere(**changes: Any) -> ProcessIdentity:
+    """A process that this host cannot see."""
+    mine = ProcessIdentity.of(os.getpid())
+    return replace(mine, host="elsewhere", boot="another", **changes)
+
+
+def test_each_coordinator_has_a_term_of_its_own(tmp_path: Path) -> None:
+    first, second = Claim(tmp_path, 10.0), Claim(tmp_path, 5.0)
+    assert (first.number, second.number) == (1, 2)
+    assert (second.lease_before_s, read_term(tmp_path).lease_s) == (10.0, 10.0)
+    second.check()
+    with pytest.raises(TermOverError, match=f"process {os.getpid()} on .* has term 2.* had 1"):
+        first.check()
+    with pytest.raises(TermOverError):
+        first.move_fence(9)
+    assert read_term(tmp_path).fence == (0, 0)
+
+
+def test_what_an_older_coordinator_writes_late_is_written_over(tmp_path: Path) -> None:
+    first = Claim(tmp_path, 1.0)
+    late = read_term(tmp_path)
+    second = Claim(tmp_path, 1.0)
+    second.move_fence(4)
+    (tmp_path / "term").write_bytes(msgspec.json.encode(late))
+    second.check()
+    assert read_term(tmp_path).fence == (2, 4)
+    with pytest.raises(TermOverError):
+        first.check()
+
+
+def test_of_two_claims_to_one_term_one_holds(tmp_path: Path) -> None:
+    first = Claim(tmp_path, 1.0)
+    other = replace(read_term(tmp_path), coordinator=elsewhere())
+    (tmp_path / "term").write_bytes(msgspec.json.encode(other))
+    with pytest.raises(TermOverError, match="elsewhere"):
+        first.check()
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 90, b'{"number":'])
+def test_a_damaged_term_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "term").write_bytes(content)
+    with pytest.raises(ConfigError, match="it is damaged"):
+        Claim(tmp_path, 1.0)
+
+
+def test_a_coordinator_that_was_taken_over_ends_without_a_word_in_the_journal(
+    run: Hosted, tmp_path: Path
+) -> None:
+    worker = run.worker()
+    worker.enter()
+    worker.beat()
+    written = {p: p.read_bytes() for p in (tmp_path / "run").glob("*.jsonl")}
+    Claim(tmp_path / "run", 1.0)
+    assert "another coordinator has taken the run over" in run.ending().why
+    assert not run.ending().ok
+    assert "another coordinator" in worker.hear(Goodbye).why
+    assert {p: p.read_bytes() for p in (tmp_path / "run").glob("*.jsonl")} == written
+
+
+def test_no_lease_is_renewed_while_the_folder_cannot_be_read(run: Hosted, tmp_path: Path) -> None:
+    worker = run.worker()
+    worker.enter()
+    worker.beat()
+    (tmp_path / "run").rename(tmp_path / "away")  # where another host may take it over
+    while not run.service._claim_problem:
+        worker.waiting(0.05)
+    worker.waiting()
+    worker.say(worker.alive())
+    assert not [m for m in worker.waiting(1.0) if isinstance(m, Lease)]
+    (tmp_path / "away").rename(tmp_path / "run")
+    while run.service._claim_problem:
+        worker.waiting(0.05)
+    worker.beat()
+
+
+def test_the_fence_moves_with_every_generation(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        assert run.worker().enter().number == 1
+        assert read_term(tmp_path / "run").fence == (1, 1)
+    with hosted(tmp_path / "run") as again:
+        assert read_term(tmp_path / "run").fence == (1, 1)  # workers of before may write
+        assert again.worker("w0", generation=1).welcome.term == 2
+        new = again.worker()
+        told = new.hear(Generation)
+        assert read_term(tmp_path / "run").fence == (2, told.number)
+
+
+def test_a_worker_that_this_host_cannot_see_is_waited_for_until_the_lease_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lease is that of the coordinator before, whatever the new one is told."""
+    with hosted(tmp_path / "run", Terms(run=str(tmp_path / "run"), lease_s=1000.0)) as run:
+        run.worker().enter()
+    logs = tmp_path / "run" / "logs"
+    (logs / "w0.log").touch()
+    caplog.set_level("INFO")
+    for pid_file, away in ((elsewhere(pid=1), ["w0"]), (None, ["w0"])):
+        (logs / "w0.pid").write_bytes(msgspec.json.encode(pid_file) if pid_file else b"17 12.5")
+        with hosted(tmp_path / "run", Terms(run=str(tmp_path / "run"), lease_s=1.0)) as again:
+            assert sorted(again.service.state.away) == away
+            assert again.ask("status")["state"] == "waiting for workers to come back"
+            until_s = again.service.state.phase.until_s  # type: ignore[union-attr]
+            assert until_s - again.service.now_s > 900
+    assert "waiting up to 1001 s for w0 to reconnect" in caplog.text
+    assert "`evenstep drain RUN WORKER` gives it up" in caplog.text
+    ended = replace(ProcessIdentity.of(os.getpid()), ticks=1)
+    (logs / "w0.pid").write_bytes(msgspec.json.encode(ended))
+    with hosted(tmp_path / "run") as again:
+        assert again.service.state.away == set()
+    events = [r.event for r in read(tmp_path / "run" / "journal.jsonl")[1]]
+    assert [e.cause for e in events if isinstance(e, Lost)] == ["it ended with the coordinator"]
+
+
+def test_a_run_that_never_began_leaves_no_term(tmp_path: Path) -> None:
+    folder = RunFolder.make(tmp_path / "run")
+    Service(folder, Terms(), {}).coordinator.close()
+    folder.discard()
+    assert not (tmp_path / "run").exists()
