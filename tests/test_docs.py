@@ -18,7 +18,7 @@ from evenstep.train.recover.state import TrainingState
 from evenstep.types import StepReport
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def page(name: str) -> str:
