@@ -82,7 +82,7 @@ MUTANTS = [
         TRAIN + "recover/rollback.py",
         "        step.num_reduced, step.num_sums = self._counts_before\n",
         "",
-        f"{RECOVERY} {LOOPS}",
+        "tests/train/recover/test_rollback.py",
     ),
     Mutant(
         TRAIN + "roster/elastic.py",
