@@ -211,7 +211,7 @@ class Done(Message, frozen=True, kw_only=True):
 class Failed(Message, frozen=True, kw_only=True):
     """The user's script raised on this worker."""
 
-    told: str  # the traceback
+    told: Annotated[str, Meta(max_length=2**20)]  # the traceback
 
 
 # To workers.

@@ -112,9 +112,8 @@ class Service:
         try:
             self._claim.check()
         except TermOverError as e:
-            if self.state.ending is None:
-                self.coordinator.close()
-                self.coordinator.handle(ev.KillAsked(why=str(e)))
+            self.coordinator.close()
+            self.coordinator.handle(ev.KillAsked(why=str(e)))
         except OSError as e:
             problem = f"{self.folder.path / TERM} cannot be read: {e.strerror}"
             if problem != self._claim_problem:

@@ -11,6 +11,7 @@ generation so new write no checkpoints.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -52,7 +53,7 @@ def read_term(folder: Path) -> Term:
     try:
         return msgspec.json.decode(content, type=Term)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise OSError(0, f"it is damaged ({e})") from None
+        raise OSError(errno.EBADMSG, f"it is damaged ({e})") from None
 
 
 class Claim:
@@ -82,7 +83,10 @@ class Claim:
                 self.check()
         except OSError as e:
             path = str(folder / TERM)
-            raise ConfigError(path, f"cannot be read and written: {e.strerror}") from None
+            way_out = "; remove it if no coordinator and no worker of the run is left"
+            problem = f"cannot be claimed: {e.strerror}"
+            damaged = e.errno == errno.EBADMSG
+            raise ConfigError(path, problem + (way_out if damaged else "")) from None
 
     @property
     def number(self) -> int:
@@ -90,10 +94,15 @@ class Claim:
 
     def check(self) -> None:
         """Raise TermOverError if another coordinator has the run; OSError: cannot tell."""
-        found = read_term(self._folder)
+        try:
+            found = read_term(self._folder)
+        except OSError as e:
+            if e.errno != errno.EBADMSG:
+                raise
+            found = Term()  # another coordinator would have replaced it as a whole
         if found == self._mine:
             return
-        if found.number < self._mine.number:  # written late by a coordinator before
+        if found.number < self._mine.number:  # damaged, or written late by a coordinator before
             self._write(self._mine)
             return
         who = found.coordinator

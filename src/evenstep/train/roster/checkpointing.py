@@ -19,7 +19,7 @@ from evenstep.train.roster.control import Control
 
 log = logging.getLogger("evenstep")
 
-NEWS_S = 5.0  # for the announcement of a generation that the folder knows of to arrive
+NEWS_S = 30.0  # for the announcement of a generation that the folder knows of to arrive
 
 
 class NotOursError(EvenstepError):
