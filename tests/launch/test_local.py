@@ -72,7 +72,7 @@ def test_exited_workers_leave_no_open_files(tmp_path: Path) -> None:
     run(launch_some())
 
 
-@pytest.mark.parametrize("what", ["os.pidfd_open", "pathlib.Path.write_text"])
+@pytest.mark.parametrize("what", ["os.pidfd_open", "pathlib.Path.write_bytes"])
 def test_a_process_that_cannot_be_watched_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
