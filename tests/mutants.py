@@ -175,7 +175,7 @@ MUTANTS = [
         TRAIN + "roster/generations.py",
         "        if why := self.superseded():\n            raise SupersededError(why)",
         "        pass",
-        f"{RECOVERY} -k forward",
+        "tests/train/roster/test_generations.py",
     ),
     # The last checkpoint of a run.
     Mutant(

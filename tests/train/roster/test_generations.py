@@ -1,0 +1,36 @@
+"""A worker learns that its generation is replaced while it waits for the others."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from msgspec.structs import replace
+
+from evenstep.train.comm.group import SupersededError
+from evenstep.train.roster.generations import GenerationTracker
+from evenstep.train.step import Step
+from tests.train.roster.test_control import FakeCoordinator
+from tests.train.roster.test_elastic import generation_of
+
+
+def test_a_wait_for_the_others_ends_when_a_newer_generation_holds_at_once() -> None:
+    first = generation_of(1, 2)
+    with closing(FakeCoordinator()) as coordinator, ThreadPoolExecutor(1) as pool:
+        made = pool.submit(GenerationTracker, coordinator.where, Step())
+        connection = coordinator.accept()
+        tracker = made.result()
+        connection.send(first)
+        tracker.enter(tracker.next())
+        tracker.began_training()
+        connection.send(generation_of(2, 2))  # planned: at the end of a step
+        while tracker.num_pending < 1:
+            tracker.control.wait(0.05)
+        tracker.check(0.0)
+        connection.send(replace(generation_of(3, 1), planned=False))
+        while tracker.num_pending < 2:
+            tracker.control.wait(0.05)
+        with pytest.raises(SupersededError, match="generation 3 replaces 1"):
+            tracker.check(0.0)
+        tracker.control.close()
