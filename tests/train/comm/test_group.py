@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from evenstep.train.comm.backend import ends_on_error, surviving_errors
+from evenstep.train.comm.backend import abort_gloo, ends_on_error, surviving_errors
 from evenstep.train.comm.cards import _log_once, card_of, on_cards, why_on_host
 from evenstep.train.comm.group import (
     Group,
@@ -281,6 +281,34 @@ def test_closing_a_group_aborts_blocked_sums(order: list[int]) -> None:
     for i in order:
         ranks[i].close(wait_s=3600.0)
         assert ranks[i].is_gone
+
+
+class Receive:
+    def __init__(self, error: str) -> None:
+        self._error = error
+
+    def wait(self, timeout: Any) -> None:
+        raise RuntimeError(self._error)
+
+
+class ClosingBackend:
+    """A Gloo group of four in which rank 1 closes its connection while this one aborts."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Receive:
+        self.asked.append(rank)
+        if rank == 0:
+            raise RuntimeError("Connection closed by peer")
+        return Receive("Connection reset by peer" if rank == 1 else "Timed out waiting 1ms")
+
+
+def test_an_abort_goes_on_if_a_connection_breaks_meanwhile() -> None:
+    """Only a timeout closes all connections; one that breaks leaves the others open."""
+    backend = ClosingBackend()
+    abort_gloo(backend, rank=4, world=5)
+    assert backend.asked == [0, 1, 2]
 
 
 def test_a_process_with_a_blocked_sum_exits_cleanly() -> None:
