@@ -47,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, nargs="*", help="only these of the seed's runs")
     parser.add_argument("--replay", type=Path, help="a faults.jsonl instead of random faults")
     parser.add_argument("--kinds", nargs="*", help="only these kinds of faults")
-    parser.add_argument("--folder", type=Path, help="keep all runs here, not only those that went wrong")
+    parser.add_argument(
+        "--folder", type=Path, help="keep all runs here, not only those that went wrong"
+    )
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # contexts clean up
     folder = args.folder or Path(tempfile.mkdtemp(prefix="chaos-"))

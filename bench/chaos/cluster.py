@@ -64,10 +64,6 @@ class ChaosRun(CliRun):
         self.process.kill()
         self.process.wait()
 
-    def resume(self) -> None:
-        """Wait until somebody listens again."""
-        self.await_status(lambda status: True, "a coordinator that answers")
-
     def await_status(
         self, holds: Callable[[dict[str, Any]], bool], what: str, bound_s: float = BOUND_S
     ) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,7 +27,9 @@ from bench.testbed.train import INJECTED
 NUM_WORKERS, NUM_LOCAL = 4, 2  # on one host; on the first of several
 NUM_HOSTS = 3
 DISK = "48m"
-TRACEBACK = "Traceback (most recent call last)"
+TRACEBACK = re.compile(r"^(?:\[w\d+\] )?([\w.]+(?:Error|Exception): .*)$", re.MULTILINE)
+# Injected; or a worker that starts while the coordinator is down, or while the run ends.
+EXPECTED = re.compile(f"{INJECTED}|^ConnectionRefusedError|NotWelcomeError")
 
 
 def play(
@@ -70,9 +73,9 @@ def _go_through(run: ChaosRun, outcome: Outcome, until_s: float) -> None:
 
 def _judge(run: ChaosRun, outcome: Outcome) -> None:
     """Compare a run that trained to the end with a single process."""
-    crashes = [part for part in run.output().split(TRACEBACK)[1:] if INJECTED not in part]
-    if crashes:
-        outcome.crash = "a traceback: " + " ".join(crashes[0].split())[:200]
+    errors = [found for found in TRACEBACK.findall(run.output()) if not EXPECTED.search(found)]
+    if errors:
+        outcome.crash = f"a traceback that ends with {errors[0]}"
     results = run.results()
     steps = {result["step"] for result in results.values()}
     if len(steps) != 1:

@@ -7,6 +7,7 @@ middle of the roster. The same list of faults can be replayed, but not the same 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,12 +38,33 @@ ONE_HOST = {"joiner fails": 3.0, "drain": 2.0, "scale": 3.0, "stop the run": 1.0
 SMALL_DISK = {"full disk": 2.0}
 HOSTS = {"partition": 6.0, "one-way partition": 6.0, "joiner fails elsewhere": 2.0}
 
+PICKED = ("who",)
+USES: dict[str, tuple[str, ...]] = {
+    "kill a worker": PICKED,
+    "kill several": ("who", "num"),
+    "kill at a point": ("who", "point"),
+    "kill the coordinator": ("lasts_s",),
+    "stop a worker": ("who", "lasts_s"),
+    "kill while another is stopped": PICKED,
+    "stop the coordinator": ("lasts_s",),
+    "notice": PICKED,
+    "damage a file": ("file", "torn", "where", "everybody"),
+    "joiner fails": ("point",),
+    "joiner fails elsewhere": ("point",),
+    "drain": PICKED,
+    "scale": ("num",),
+    "stop the run": ("num",),
+    "full disk": ("who", "lasts_s", "everybody"),
+    "partition": ("who", "lasts_s"),
+    "one-way partition": ("who", "where", "lasts_s"),
+}
+
 LONG_STOP_S = 14.0  # longer than a silent worker is waited for
 LONG_STOP_ODDS = 0.1
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One fault. What a kind does not need is ignored."""
+    """One fault; `USES` says which of these a kind needs."""
 
     kind: str
     moment: str = "calm"  # what goes on when it happens
@@ -55,7 +77,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     file: str = ""
     torn: bool = False  # the end of the file is cut off; otherwise a bit is flipped
     where: float = 0.0  # fraction of the file
-    everybody: bool = False  # the workers are killed with the coordinator
+    everybody: bool = False  # with a damaged file: workers are killed too; full disk: one of them
 
 
 def method_of(kind: str) -> str:
@@ -80,17 +102,17 @@ def _draw(rng: np.random.Generator, kind: str, *, long_stops: bool) -> Fault:
     is_long = long_stops and rng.random() < LONG_STOP_ODDS
     joins = kind.startswith("joiner")
     points = START_POINTS if joins else (*POINTS, *REGROUP_POINTS, *START_POINTS)
-    return Fault(
-        kind=kind,
-        moment=str(rng.choice(MOMENTS, p=MOMENT_ODDS)),
-        steps=int(rng.integers(1, 6)),
-        delay_s=round(float(rng.exponential(0.05)), 3),
-        who=round(float(rng.random()), 3),
-        num=int(rng.integers(2, 5)),
-        lasts_s=LONG_STOP_S if is_long else round(float(rng.uniform(0.05, 1.5)), 3),
-        point=str(rng.choice(points)),
-        file=str(rng.choice(FILES)),
-        torn=bool(rng.random() < 0.5),
-        where=round(float(rng.random()), 6),
-        everybody=bool(rng.random() < 0.4),
-    )
+    moment = str(rng.choice(MOMENTS, p=MOMENT_ODDS))
+    steps, delay_s = int(rng.integers(1, 6)), round(float(rng.exponential(0.05)), 3)
+    details = {
+        "who": round(float(rng.random()), 3),
+        "num": int(rng.integers(2, 6)),
+        "lasts_s": LONG_STOP_S if is_long else round(float(rng.uniform(0.05, 1.5)), 3),
+        "point": str(rng.choice(points)),
+        "file": str(rng.choice(FILES)),
+        "torn": bool(rng.random() < 0.5),
+        "where": round(float(rng.random()), 6),
+        "everybody": bool(rng.random() < 0.4),
+    }
+    used: dict[str, Any] = {name: details[name] for name in USES.get(kind, ())}
+    return Fault(kind=kind, moment=moment, steps=steps, delay_s=delay_s, **used)

@@ -16,7 +16,6 @@ from bench.testbed.train import post
 
 CLAIM_S = 10.0  # for a worker to reach a failpoint; then the fault is withdrawn
 MOMENT_S = 5.0  # for a moment to come
-WORKERS = (2, 5)  # at least, at most
 FULL_STEPS = 3  # trained while the disk is full
 
 
@@ -44,7 +43,7 @@ class Injector:
             case "join":
                 send(run.roster()[-1:], signal.SIGKILL)  # another one is started
             case "loss":
-                send(self._picked(fault.where, 1), signal.SIGKILL)
+                send(run.roster()[-1:], signal.SIGKILL)
             case "takeover":
                 run.kill_coordinator()
                 run.restart()
@@ -162,7 +161,7 @@ class Injector:
             self._run.request("drain", worker=rows[int(fault.who * len(rows))])
 
     def _scale(self, fault: Fault) -> None:
-        self._run.size = min(max(WORKERS[0], fault.num), WORKERS[1])
+        self._run.size = fault.num
         self._run.fill_up()
 
     def _stop_the_run(self, fault: Fault) -> None:
@@ -175,7 +174,7 @@ class Injector:
             raise HangError("the run does not stop") from None
         if code != 0:
             raise CrashError(f"a run that was asked to stop ended with {code}")
-        run.size = min(max(WORKERS[0], fault.num), WORKERS[1])
+        run.size = fault.num
         run.restart()
 
     def _full_disk(self, fault: Fault) -> None:
