@@ -324,7 +324,7 @@ def _is_noticed(mutant: Mutant) -> bool:
     assert mutant.code in code, f"{mutant.path} has changed: {mutant.code!r} is not in it"
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder)
-        for name in ("src", "tests", "examples", "scenarios", "pyproject.toml"):
+        for name in ("src", "bench", "tests", "examples", "scenarios", "pyproject.toml"):
             source = ROOT / name
             copy_of = shutil.copytree if source.is_dir() else shutil.copy
             copy_of(source, copy / name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.testbed.disk import small_disk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +35,6 @@ from evenstep.types import (
     StepReport,
     Worker,
 )
-from tests.disk import small_disk
 
 PLAIN = Settings(batch=BatchSettings(size=8))
 

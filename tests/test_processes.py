@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bench.testbed.source_tree import PYTHONPATH
 from msgspec.json import encode
 from msgspec.structs import replace
 
 from evenstep.processes import Liveness, ProcessIdentity
-from tests.source_tree import PYTHONPATH
 
 LOOK = """
 import sys, msgspec

@@ -60,6 +60,7 @@ class Hello(Message, frozen=True, kw_only=True):
     nonce: str = ""  # for the coordinator's proof
     worker: Name = ""  # empty: the coordinator chooses one
     generation: Count = 0  # that it trains in; 0: it is new
+    forming: bool = False  # that generation has not formed yet, as far as this worker knows
     host: Text = ""
     pid: Count = 0
     sees_folder: bool = False  # it can write checkpoints to the run folder
@@ -194,6 +195,7 @@ class Alive(Message, frozen=True, kw_only=True, omit_defaults=True):
     waiting: bool  # for other workers
     apart: bool = False  # between the all-reduce and the next batch: in the script's own code
     saving: bool = False  # it writes its last checkpoint
+    forming: bool = False  # the generation has not formed yet
 
 
 class Leaving(Message, frozen=True, kw_only=True):

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.hosts import Host, make_hosts
-from tests.source_tree import PYTHONPATH, ROOT
+from bench.testbed.hosts import Host, make_hosts
+from bench.testbed.source_tree import PYTHONPATH, ROOT
 
 SCRIPT = Path(__file__).with_name("fake_train.py")
 BOUND_S = 600.0

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from bench.testbed.source_tree import PYTHONPATH
 
 from evenstep.cli.local_run import LocalRun
 from evenstep.cli.signals import DEBOUNCE_S
@@ -24,7 +25,6 @@ from evenstep.coordinate.events import Ending, Terms
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.journal import read
 from evenstep.types import Joined, Left, Lost, Regroup
-from tests.source_tree import PYTHONPATH
 
 SCRIPT = Path(__file__).with_name("fake_train.py")
 BOUND_S = 600.0

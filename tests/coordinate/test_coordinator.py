@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.testbed.disk import small_disk
 
 from evenstep.coordinate.events import Ending, Heard
 from evenstep.messages import (
@@ -38,7 +39,6 @@ from tests.coordinate.situations import (
     training,
 )
 from tests.coordinate.world import SimWorker, World
-from tests.disk import small_disk
 
 GROWS = {
     "batch": 0,

@@ -114,9 +114,10 @@ def test_a_journal_of_another_version_is_refused_and_kept(tmp_path: Path) -> Non
 
 def test_the_number_of_a_generation_that_was_not_recorded_is_not_used_again(tmp_path: Path) -> None:
     """As after a full disk: the newest records were in the memory of a killed coordinator."""
-    with hosted(tmp_path / "run", Terms(lease_s=1.0)) as run:
+    terms = Terms(lease_s=1.0)  # for both: a takeover waits for the longest lease granted
+    with hosted(tmp_path / "run", terms) as run:
         train(run)
-    with hosted(tmp_path / "run", Terms(lease_s=1.0)) as again:
+    with hosted(tmp_path / "run", terms) as again:
         with Line(again.name, again.port) as line:
             proved = proof(again.token, line.greeting.nonce)
             line.say(Hello(proof=proved, worker="w0", generation=5))

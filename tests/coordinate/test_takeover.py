@@ -55,6 +55,25 @@ def test_one_who_was_asked_to_leave_is_asked_again(make: Make) -> None:
     assert not b.connected
 
 
+def test_a_generation_that_was_forming_is_not_taken_for_one_that_trains(make: Make) -> None:
+    """A planned change would wait for the end of a step, which nobody takes."""
+    world = make()
+    a, b, c = training(world, 3)
+    d = world.join()
+    world.apart.add(d.id)
+    world.settle(3)
+    assert {w.generation for w in (a, b, c, d)} - world.formed, "it must not have formed"
+    world.restart()
+    world.apart.clear()
+    for worker in (a, b, c, d):
+        world.reconnect(worker)
+    world.leave(b)
+    announced = world.announced[-1]
+    assert not announced.planned
+    world.settle(8)
+    assert set(roster(world)) == {a.id, c.id, d.id}
+
+
 def test_spares_and_leavers_of_before_are_not_replaced(make: Make) -> None:
     world = make(spares=1)
     launched(world, 4)

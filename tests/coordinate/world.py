@@ -400,14 +400,17 @@ class World:
         self.stopping = False
 
     def reconnect(self, worker: SimWorker) -> bool:
-        event = Connected(worker=worker.id, generation=worker.generation)
+        number = worker.generation
+        forming = number > 0 and number not in self.formed
+        event = Connected(worker=worker.id, generation=number, forming=forming)
 
         def welcomed(answer: Welcome | Refused | Answer) -> None:
             if isinstance(answer, Welcome):
                 assert answer.worker == worker.id
                 worker.connected = True
                 # As far as a coordinator can tell that comes after.
-                self.began.add(worker.generation)
+                if not forming:
+                    self.began.add(number)
 
         self._coordinator.handle(event, welcomed)
         return worker.connected

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.testbed.hosts import SPACES, Host, Hosts, make_hosts
 
 from tests.emulate.conftest import ends
-from tests.hosts import SPACES, Host, Hosts, make_hosts
 
 SCRIPT = Path(__file__).parent / "node_script.py"
 ROOT = Path(__file__).parents[2]
@@ -133,7 +133,7 @@ def test_a_host_can_be_disconnected_and_reconnected() -> None:
 
 KILLED = """
 import os, signal, subprocess
-from tests.hosts import make_hosts
+from bench.testbed.hosts import make_hosts
 with make_hosts(1) as [host]:
     left = host.popen(["sleep", "1000"], stdout=subprocess.DEVNULL)
     print(host.space, left.pid, flush=True)

@@ -16,11 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bench.testbed.fork_server import Forked, fork_server
+from bench.testbed.live_run import SCRIPT, Fault, LiveRun
+
 from evenstep.coordinate.events import Exited, StartAsked, Terms
 from evenstep.types import Launch, WorkerId
 from tests.coordinate.hosted import Hosted, hosted
-from tests.faults.live_run import SCRIPT, Fault, LiveRun
-from tests.fork_server import Forked, fork_server
 
 # On a busy machine a worker may be silent for a while; a test that needs evictions sets its own.
 LONG_TIMEOUTS = {"silence_s": 120.0, "patience_s": 600.0, "gather_s": 600.0}

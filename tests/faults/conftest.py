@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-
-from tests.faults.live_run import SCRIPT
-from tests.fork_server import fork_server
+from bench.testbed.fork_server import fork_server
+from bench.testbed.live_run import SCRIPT
 
 Alone = Callable[..., dict[str, Any]]
 

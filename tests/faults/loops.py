@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench.testbed.train import NAME, Ballast, Faults, Hold, Numbers, install_faults
 from torch import nn
 
 import evenstep
 from evenstep.train.reduce.reducer import BUCKET_BYTES
-from tests.faults.train import NAME, Ballast, Faults, Hold, Numbers, install_faults
 
 BATCH, SAMPLES = 24, 240
 

@@ -7,10 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from bench.testbed.live_run import HELD, epoch_args, same, until
 
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
-from tests.faults.live_run import HELD, epoch_args, same, until
 
 ARGS = [*HELD, "--sum"]
 

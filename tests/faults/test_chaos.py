@@ -1,69 +1,73 @@
-"""Workers join, leave and are killed at random; the result stays that of one process."""
+"""A part of `python -m bench.chaos`: random faults, and the result of one process."""
 
 from __future__ import annotations
 
-import os
-import signal
-from functools import partial
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from bench.chaos import faults as fl
+from bench.chaos.__main__ import main
+from bench.chaos.inject import Injector, damage
+from bench.chaos.report import load_faults, save_faults
+from bench.testbed.ledger import Line, lost_and_repeated, read_ledger
 
-from tests.faults.cli_run import CliRun
-from tests.faults.conftest import Alone
-from tests.faults.live_run import HELD, epoch_args, same
-
-pytestmark = pytest.mark.long
-
-SHRINK = ["kill", "drain", "kill while another is stopped"]
-EVENTS = int(os.environ.get("EVENSTEP_CHAOS_EVENTS", "20"))  # 100 or more when run by hand
+KINDS = {**fl.ANYWHERE, **fl.ONE_HOST, **fl.SMALL_DISK, **fl.HOSTS}
 
 
-def is_gone(worker: str, status: dict[str, Any]) -> bool:
-    """Whether the coordinator knows that a worker is gone."""
-    return worker not in {w["worker"] for w in status["workers"] if w["state"] != "gone"}
+def test_a_run_through_thirty_faults_ends_where_one_process_ends() -> None:
+    assert main(["--faults", "30", "--seed", "1", "--no-namespaces"]) == 0
 
 
-@pytest.mark.timeout(900 + 60 * EVENTS)
-def test_a_run_through_chaos_ends_where_one_process_ends(
-    seed: int, tmp_path: Path, alone: Alone
-) -> None:
-    rng = np.random.default_rng(seed)
-    options = ["--restarts", "0", "--checkpoint-every", "1"]
-    with CliRun(tmp_path, workers="3:7", options=options, args=HELD) as run:
-        run.until_training(3)
-        run.ask("scale", num_workers=5)
-        status = run.until_training(5)
-        for _ in range(EVENTS):
-            there, generation = run.pids(), status["generation"]
-            few, many = len(there) <= 3, len(there) >= 7
-            what = str(rng.choice([*([] if few else SHRINK), *([] if many else ["grow"])]))
-            chosen = [str(w) for w in rng.choice(list(there), 2, replace=False)]
-            if what == "grow":
-                num = len(there) + 1
-                run.ask("scale", num_workers=num)
-            elif what == "drain":
-                num = len(there) - 1
-                run.ask("drain", worker=chosen[0])
-            elif what == "kill":
-                num = len(there) - 1
-                run.signal(chosen[0], signal.SIGKILL)
-            else:  # the stopped worker must not be taken for dead
-                num = len(there) - 1
-                run.signal(chosen[1], signal.SIGSTOP)
-                os.kill(there[chosen[0]], signal.SIGKILL)
-                run.until(partial(is_gone, chosen[0]))
-                os.kill(there[chosen[1]], signal.SIGCONT)
-            status = run.until_training(num, after=generation)
-            status = run.until_step(status["step"] + int(rng.integers(1, 5)))
-        run.ask("stop")
-        assert run.wait() == 0
-    args = epoch_args(status["step"] + 100)
-    with CliRun(tmp_path, workers="3", args=args) as run:
-        assert run.finish() == 0
-        assert "resuming from" in run.output()
-        ends = run.results().values()
-        assert len(ends) == 3
-        assert all(same(result, alone(*args)) for result in ends)
+@pytest.mark.long
+@pytest.mark.timeout(4 * 3600)
+def test_runs_through_three_hundred_faults_end_where_one_process_ends(seed: int) -> None:
+    assert main(["--faults", "300", "--seed", str(seed), "--hogs", "2"]) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_fault_can_be_injected(kind: str) -> None:
+    assert hasattr(Injector, fl.method_of(kind))
+
+
+def test_a_list_of_faults_can_be_replayed(tmp_path: Path) -> None:
+    drawn = fl.draw_faults(np.random.default_rng(1), 100, KINDS, long_stops=True)
+    save_faults(tmp_path / "faults.jsonl", drawn)
+    assert load_faults(tmp_path / "faults.jsonl") == drawn
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_damaged_file_is_another_one(tmp_path: Path, torn: bool) -> None:
+    (tmp_path / "journal.jsonl").write_bytes(b"0123456789")
+    fault = fl.Fault(kind="damage a file", file="journal.jsonl", where=0.5, torn=torn)
+    assert damage(tmp_path, fault)
+    assert (tmp_path / "journal.jsonl").read_bytes() == (b"01234" if torn else b"01234\x156789")
+
+
+def test_the_only_checkpoint_is_not_damaged(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-00000007.pt").write_bytes(b"0123456789")
+    assert not damage(tmp_path, fl.Fault(kind="damage a file", file="checkpoint", where=0.5))
+
+
+def test_samples_that_a_run_has_lost_or_repeated_are_counted(tmp_path: Path) -> None:
+    """Step 1 was void in generation 1, and trained in generation 2 without sample 0.4."""
+
+    def ledger(name: str, *lines: Line) -> Path:
+        path = tmp_path / name
+        path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        return path
+
+    run = ledger(
+        "run",
+        *(Line(0, 1, 0.0, [0.1]), Line(0, 1, 0.0, [0.2]), Line(0, 1, 0.1)),
+        *(Line(1, 1, 0.2, [0.3]), Line(1, 1, 0.2, [0.4])),
+        *(Line(1, 2, 0.3, [0.3, 0.3]), Line(1, 2, 0.4)),
+    )
+    alone = ledger(
+        "alone",
+        *(Line(0, 0, 0.0, [0.1, 0.2]), Line(0, 0, 0.1)),
+        *(Line(1, 0, 0.2, [0.3, 0.4]), Line(1, 0, 0.3)),
+    )
+    assert lost_and_repeated(read_ledger(run, 2), read_ledger(alone, 2)) == (1, 1)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from bench.testbed.cli_run import ENVIRONMENT, EVENSTEP
+from bench.testbed.hosts import Host, Hosts, make_hosts
+from bench.testbed.live_run import HELD, SCRIPT, epoch_args, same, until
 
-from tests.faults.cli_run import ENVIRONMENT, EVENSTEP
 from tests.faults.conftest import Alone
-from tests.faults.live_run import HELD, SCRIPT, epoch_args, same, until
-from tests.hosts import Host, Hosts, make_hosts
 
 pytestmark = pytest.mark.long
 

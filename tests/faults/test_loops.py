@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.testbed.live_run import HELD, Fault, same
 
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
-from tests.faults.live_run import HELD, Fault, same
 
 LOOPS = Path(__file__).with_name("loops.py")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from bench.testbed.cli_run import CliRun
+from bench.testbed.live_run import HELD, same
 
-from tests.faults.cli_run import CliRun
 from tests.faults.conftest import Alone
-from tests.faults.live_run import HELD, same
 
 pytestmark = pytest.mark.long
 

@@ -6,10 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from bench.testbed.cli_run import CliRun
+from bench.testbed.live_run import HELD, epoch_args, same, until
 
-from tests.faults.cli_run import CliRun
 from tests.faults.conftest import Alone
-from tests.faults.live_run import HELD, epoch_args, same, until
 
 ARGS = [*HELD, "--sum"]
 

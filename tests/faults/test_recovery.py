@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from bench.testbed.live_run import Fault, same
 
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
-from tests.faults.live_run import Fault, same
 
 CASES: list[tuple[Fault, ...]] = [
     *[(("rank3", point, 7), ("leader", point, 17)) for point in ("forward", "bucket", "reduced")],

@@ -8,15 +8,15 @@ from statistics import median
 
 import pytest
 import torch
+from bench.testbed.cli_run import CliRun
+from bench.testbed.live_run import HELD, LiveRun, same
 
 from evenstep.journal import Record, read
 from evenstep.simulate.run import run as simulate
 from evenstep.simulate.scenario import Scenario, WorkerGroup
 from evenstep.types import AnyAction, Drain, Launch, LaunchFailed, Plan, Regroup, Stay, StepDone
-from tests.faults.cli_run import CliRun
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
-from tests.faults.live_run import HELD, LiveRun, same
 
 # With 20 ms per sample, at least 160 ms per step and a batch of 24, four workers are no faster than
 # three. Steps this long stand out from the noise of a busy machine.
@@ -38,7 +38,7 @@ import os
 if os.environ["EVENSTEP_WORKER"] != "w0":
     raise SystemExit(3)
 
-from tests.faults.train import main
+from bench.testbed.train import main
 
 main()
 """

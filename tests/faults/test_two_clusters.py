@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from bench.testbed.cli_run import ENVIRONMENT, EVENSTEP
+from bench.testbed.hosts import Host, make_hosts
+from bench.testbed.live_run import HELD, SCRIPT, epoch_args, same, until
 
 from evenstep.coordinate.term import read_term
-from tests.faults.cli_run import ENVIRONMENT, EVENSTEP
 from tests.faults.conftest import Alone
-from tests.faults.live_run import HELD, SCRIPT, epoch_args, same, until
-from tests.hosts import Host, make_hosts
 
 pytestmark = pytest.mark.long
 

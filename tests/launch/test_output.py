@@ -11,8 +11,9 @@ import termios
 from array import array
 from pathlib import Path
 
+from bench.testbed.disk import small_disk
+
 from evenstep.launch.output import start_drain
-from tests.disk import small_disk
 
 BOUND_S = 600.0
 PRINTS = "import sys\nfor line in sys.stdin: print(line.strip() * 1000, flush=True)"

@@ -96,6 +96,7 @@ class Connected(Input, frozen=True, kw_only=True):
 
     worker: WorkerId = ""  # empty: it wants a name
     generation: int = 0  # that it trains in; 0: it is new
+    forming: bool = False  # that generation has not formed yet, as far as it knows
     host: str = ""
     pid: int = 0
     sees_folder: bool = False  # it can write checkpoints to the run folder

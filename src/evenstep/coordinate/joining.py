@@ -51,7 +51,7 @@ def connected(d: Draft, event: Connected) -> None:
     )
     d.effects.append(Reply(message=welcome))
     if is_back:
-        returned(d, worker, event.generation)
+        returned(d, worker, event.generation - event.forming)
 
 
 def ready(d: Draft, member: RunMember, message: Ready) -> None:

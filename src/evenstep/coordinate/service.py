@@ -144,6 +144,7 @@ class Service:
                 event = ev.Connected(
                     worker=first.worker,
                     generation=first.generation,
+                    forming=first.forming,
                     host=first.host,
                     pid=first.pid,
                     sees_folder=first.sees_folder,

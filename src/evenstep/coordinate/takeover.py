@@ -45,7 +45,7 @@ def take_over(d: Draft, event: TookOver) -> None:
 
 
 def returned(d: Draft, worker: WorkerId, generation: int) -> None:
-    """A worker of the newest roster is back."""
+    """A worker of the newest roster is back; `generation`: that it has trained in, at most."""
     assert isinstance(d.phase, Returning)
     behind = {worker} if generation < d.number else set()
     d.phase = replace(d.phase, away=d.phase.away - {worker}, behind=d.phase.behind | behind)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.testbed.source_tree import PYTHONPATH
 from torch._C._distributed_c10d import HashStore
 
 from evenstep.train.comm.backend import abort_gloo, ends_on_error, surviving_errors
@@ -25,7 +26,6 @@ from evenstep.train.comm.group import (
 )
 from evenstep.train.comm.shared_store import RankFailedError
 from evenstep.train.comm.transfer import interruptible
-from tests.source_tree import PYTHONPATH
 from tests.train.ranks import control_of, run_ranks
 
 CUDA = torch.device("cuda", 0)

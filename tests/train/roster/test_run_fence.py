@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench.testbed.live_run import until
 from torch import nn
 
 from evenstep.coordinate.run_folder import RunFolder
@@ -24,7 +25,6 @@ from evenstep.train.roster.checkpointing import open_checkpoints
 from evenstep.train.roster.control import Control
 from tests.coordinate.fake import ready
 from tests.coordinate.hosted import Hosted, hosted
-from tests.faults.live_run import until
 
 
 @contextmanager

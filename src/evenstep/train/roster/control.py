@@ -282,13 +282,15 @@ class Control:
 
     def _dial(self) -> Welcome:
         where, known = self._where, getattr(self, "welcome", None)
+        progress = self._progress()
         there = connect(where.host, where.port, DIAL_S, where.tls_ca)
         lines = there.makefile("rb")
         try:
             hello = Hello(
                 proof="",
                 worker=known.worker if known else where.worker,
-                generation=self._progress().generation,
+                generation=progress.generation,
+                forming=progress.forming,
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 sees_folder=self.sees_folder,

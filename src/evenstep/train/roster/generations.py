@@ -38,6 +38,7 @@ class GenerationTracker:
         self.saving = False  # the last checkpoint
         self.interrupt: Callable[[], None] | None = None  # a script that does not let it leave
         self._reported_stuck = 0
+        self._formed = 0  # the newest generation that has formed, or that this worker rests in
         self.control = Control(where, self._progress)
 
     def _progress(self) -> Alive:
@@ -49,6 +50,7 @@ class GenerationTracker:
             waiting=self.waiting,
             apart=self._step.is_between,
             saving=self.saving,
+            forming=self.generation > self._formed,
         )
 
     @property
@@ -124,11 +126,12 @@ class GenerationTracker:
     def rest(self, generation: Generation) -> None:
         """Become a spare: out of the roster, ready to come back like a joiner."""
         self.generation, self.has_trained, self._is_spare = generation.number, False, True
+        self._formed = generation.number
         self.control.forget_before(generation.number)
 
     def began_training(self) -> None:
         """The generation has formed, and this worker has its state."""
-        self.has_trained, self.waiting = True, False
+        self.has_trained, self.waiting, self._formed = True, False, self.generation
 
     def stop_waiting(self) -> None:
         """This worker trains on."""

@@ -11,8 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import pytest
+from unittest import SkipTest
 
 HOLD = 'mount -t tmpfs -o size=%s none "$0" && echo mounted && exec cat'
 
@@ -38,8 +37,8 @@ class Disk:
 
 @contextmanager
 def small_disk(folder: Path, size: str = "2m") -> Iterator[Disk]:
-    """A disk, reached through the process that holds its namespace."""
-    folder.mkdir()
+    """A disk, reached through the process that holds its namespace. SkipTest: not here."""
+    folder.mkdir(parents=True)
     holder = subprocess.Popen(
         ["unshare", "--mount", "sh", "-c", HOLD % size, str(folder)],
         stdin=subprocess.PIPE,
@@ -49,7 +48,7 @@ def small_disk(folder: Path, size: str = "2m") -> Iterator[Disk]:
     assert holder.stdout is not None
     try:
         if holder.stdout.readline() != b"mounted\n":
-            pytest.skip("no file system can be mounted here")
+            raise SkipTest("no file system can be mounted here")
         yield Disk(Path(f"/proc/{holder.pid}/root{os.path.realpath(folder)}"))
     finally:
         holder.communicate()

@@ -2,7 +2,10 @@
 
 Run as a script it is the server. It imports torch once and forks a process for each request, which
 then runs a script as `python SCRIPT ARGS` would. A monitor process sits between the two: it reports
-the pid and, later, the exit code. If the test process dies, so do server, monitors and workers.
+the pid and, later, the exit code. When the connection of a request is closed, its worker is killed;
+if the owner of the server dies, so do server, monitors and workers.
+
+`warm_start.py` lets a process that another program starts run its script here.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.source_tree import PYTHONPATH
+from bench.testbed.source_tree import PYTHONPATH
 
 PRELOADED = (
     "torch._dynamo",  # imported by the first optimizer and the first synchronised BatchNorm
@@ -37,6 +41,8 @@ PRELOADED = (
 )
 LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 PR_SET_PDEATHSIG = 1
+REQUEST_BYTES = 1 << 16
+NUM_STREAMS = 3  # standard input, output and error of the worker
 
 
 class Forked:
@@ -64,15 +70,15 @@ class Forked:
 
 
 class ForkServer:
-    """The server of this test process."""
+    """The server of this process."""
 
     def __init__(self) -> None:
         # A short path: unix socket paths have at most 108 characters.
         self._folder = tempfile.TemporaryDirectory(prefix="fork-server-")
-        self._path = f"{self._folder.name}/socket"
+        self.path = f"{self._folder.name}/socket"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}
         self._server = subprocess.Popen(
-            [sys.executable, __file__, self._path],
+            [sys.executable, __file__, self.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -84,9 +90,12 @@ class ForkServer:
     def run(self, argv: Sequence[str | Path], env: Mapping[str, str], log: Path) -> Forked:
         """Start `python *argv` with extra variables; its output is appended to `log`."""
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._path)
-        request = {"argv": [str(part) for part in argv], "env": dict(env), "log": str(log)}
-        connection.sendall(json.dumps(request).encode() + b"\n")
+        connection.connect(self.path)
+        request = {"argv": [str(part) for part in argv], "env": dict(env)}
+        nothing, onto = os.open(os.devnull, os.O_RDONLY), os.open(log, LOG_FLAGS, 0o644)
+        socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [nothing, onto, onto])
+        os.close(nothing)
+        os.close(onto)
         return Forked(connection)
 
     def close(self) -> None:
@@ -101,7 +110,7 @@ class ForkServer:
 
 @cache
 def fork_server() -> ForkServer:
-    """The server of this test process, started on first use."""
+    """The server of this process, started on first use."""
     return ForkServer()
 
 
@@ -130,24 +139,36 @@ def _monitor(connection: socket.socket) -> NoReturn:
     """In a child of the server: fork the worker, wait for it, and report."""
     _die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    request = json.loads(connection.makefile("r").readline())
+    text, fds, _, _ = socket.recv_fds(connection, REQUEST_BYTES, NUM_STREAMS)
+    while not text.endswith(b"\n"):
+        text += connection.recv(REQUEST_BYTES)
     pid = os.fork()
     if pid == 0:
         connection.close()
-        _work(request)
+        _work(json.loads(text), fds)
+    for fd in (0, 1, 2, *fds):  # an open one would keep the reader of the output waiting
+        os.close(fd)
     connection.sendall(b"%d\n" % pid)
+    ended = os.pidfd_open(pid)
+    if ended not in select.select([connection.fileno(), ended], [], [])[0]:  # it was closed
+        os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+    with suppress(OSError):
+        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
     os._exit(0)
 
 
-def _work(request: dict[str, Any]) -> NoReturn:
+def _work(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
     """In a grandchild of the server: become the worker."""
     _die_with_parent()
     os.setsid()
-    nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(request["log"], LOG_FLAGS, 0o644)
-    for fd, onto in ((nothing, 0), (log, 1), (log, 2)):
+    if "network" in request:  # a namespace
+        fd = os.open(request["network"], os.O_RDONLY)
+        assert ctypes.CDLL(None).setns(fd, 0) == 0, "cannot enter the network namespace"
+        os.close(fd)
+    for fd, onto in zip(streams, range(NUM_STREAMS), strict=True):
         os.dup2(fd, onto)
+        os.close(fd)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
     os.environ.update(request["env"])
     sys.argv = request["argv"]

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 import psutil
 
+from bench.testbed.live_run import SCRIPT, Fault, LiveRun
+from bench.testbed.source_tree import PYTHONPATH
 from evenstep.coordinate.client import NoAnswerError, ask
 from evenstep.messages import Ask
 from evenstep.processes import Liveness, ProcessIdentity
-from tests.faults.live_run import SCRIPT, Fault, LiveRun
-from tests.source_tree import PYTHONPATH
 
+Popen = Callable[..., subprocess.Popen[Any]]
 EVENSTEP = Path(sys.executable).with_name("evenstep")
 ENVIRONMENT = {
     **os.environ,
@@ -43,16 +44,25 @@ class CliRun(LiveRun):
         args: Sequence[str] = (),
         faults: Sequence[Fault] = (),
         script: Path = SCRIPT,
+        env: Mapping[str, str] = ENVIRONMENT,
+        run_folder: Path | None = None,
+        popen: Popen = subprocess.Popen,
     ) -> None:
         super().__init__(folder)
+        if run_folder is not None:
+            self.folder = run_folder
+        self.command = [str(script), "--out", str(self.out), *args]
+        self._options, self._popen = options, popen
+        self._env = {**env, "FAULTS": json.dumps(faults)}
+        self.start(workers)
+
+    def start(self, workers: str) -> None:
+        """Start `evenstep run`, on a new folder or on that of a run to resume."""
         where = ["--resume" if self.folder.exists() else "--run", str(self.folder)]
-        command = [str(script), "--out", str(self.out), *args]
+        command = [str(EVENSTEP), "run", "--workers", workers, *where, *self._options]
         with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                [EVENSTEP, "run", "--workers", workers, *where, *options, *command],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**ENVIRONMENT, "FAULTS": json.dumps(faults)},
+            self.process = self._popen(
+                [*command, *self.command], stdout=log, stderr=subprocess.STDOUT, env=self._env
             )
 
     def __enter__(self) -> CliRun:

@@ -3,7 +3,9 @@
 With `--epochs 0` the run is held: it trains until a file `go` exists, then finishes that epoch.
 
 FAULTS is a JSON list of [who, point, step], where `who` is a worker's name, "leader" or e.g.
-"rank2". The script sends itself SIGKILL at each of these points, once per fault.
+"rank2". The script sends itself SIGKILL at each of these points, once per fault. While a run goes
+on, `post` plans one more: whoever reaches the point first, or "leader" or "rank2", is killed there,
+raises an error, or exits.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -21,12 +24,14 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import evenstep
+from bench.testbed.ledger import Ledger
 from evenstep.emulate import DeviceCurve
 from evenstep.train.failpoint import on_failpoint
 from evenstep.train.reduce.reducer import FIRST_BUCKET_BYTES
 
 NAME = os.environ.get("EVENSTEP_WORKER", "alone")
 ENDLESS = 1_000_000
+POSTED, INJECTED = "posted-", "an injected failure of the script"
 HELD_S = 0.02  # added to held steps, so that the reference run has fewer of them to repeat
 
 
@@ -89,8 +94,10 @@ class Faults:
     def at(self, point: str) -> None:
         """Kill this process if a fault is planned here and has not fired yet."""
         session = self.session
+        self._claim(f"any-{point}")
         if session is None:
             return
+        self._claim(f"rank{session.rank}-{point}")
         who = {NAME, f"rank{session.rank}", "leader" if session.is_leader else ""}
         for name, where, step in self._planned:
             if name in who and where == point and step in (session.step, -1):
@@ -99,6 +106,29 @@ class Faults:
                 except FileExistsError:
                     continue
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    def _claim(self, name: str) -> None:
+        """Do what was posted under a name, if nobody has done it yet."""
+        path = self._out / f"{POSTED}{name}"
+        try:
+            action = path.read_text()
+            path.unlink()  # only one process succeeds
+        except FileNotFoundError:
+            return
+        if action == "raise":
+            raise RuntimeError(INJECTED)
+        if action == "exit":
+            sys.exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def post(out: Path, who: str, point: str, action: str) -> Path:
+    """Plan a fault in a run that goes on; the file is there until somebody does it."""
+    path = out / f"{POSTED}{who}-{point}"
+    part = path.with_name(f"part-{who}-{point}")
+    part.write_text(action)
+    part.rename(path)
+    return path
 
 
 class Ballast(nn.Module):
@@ -148,6 +178,7 @@ def main() -> None:
     faults = Faults(args.out)
     steps: list[tuple[int, int]] = []  # committed on this worker: number and global batch
     install_faults(faults, model)
+    faults.at("start")
     with evenstep.join() as session:
         faults.session = session
         model, optimizer, scheduler = session.prepare(
@@ -160,12 +191,15 @@ def main() -> None:
             num_workers=args.loader_workers,
         )
         device = DeviceCurve(per_sample_s=args.per_sample, floor_s=args.floor)
-        hold, num_epochs = Hold(session, args.out, args.epochs), 0
+        hold, ledger, num_epochs = Hold(session, args.out, args.epochs), Ledger(session), 0
+        faults.at("joined")
         for epoch in session.epochs(hold.num_epochs):
             for x, y in loader:
                 if session.samples // args.samples != epoch:
                     raise AssertionError(f"{session.samples} samples used in epoch {epoch}")
                 faults.at("forward")
+                if not steps:
+                    faults.at("first")
                 begun_s, batch = time.monotonic(), session.batch
                 hold.sleep(args.asleep, f"forward-{session.step}")
                 optimizer.zero_grad()
@@ -175,6 +209,7 @@ def main() -> None:
                 if hold.is_on:
                     slow = NAME in args.slow.split(",") and session.step >= args.slow_from
                     device.slowed(3.0 if slow else 1.0).run(session.counted, begun_s)
+                ledger.begin(x[: session.counted, 0].tolist())
                 faults.at("backward")
                 loss.backward()
                 faults.at("reduced")
@@ -182,6 +217,8 @@ def main() -> None:
                     session.sum(loss)
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
+                if not session.void:
+                    ledger.commit()
                 faults.at("stepped")
                 hold.sleep(args.asleep, f"stepped-{session.step}")
                 scheduler.step()

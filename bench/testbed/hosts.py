@@ -16,8 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import pytest
+from unittest import SkipTest
 
 from evenstep.emulate.quota import new_name, orphans
 
@@ -69,10 +68,19 @@ class Hosts(list[Host]):
         """Restore a host's link."""
         _run("-n", self._switch, "link", "set", f"port{i}", "up")
 
+    def cut_one_way(self, i: int, j: int) -> None:
+        """Drop what host i sends to host j; packets the other way still arrive."""
+        nowhere = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
+        _run("-n", self[i].space, "neigh", "replace", self[j].address, *nowhere)
+
+    def restore_one_way(self, i: int, j: int) -> None:
+        """Deliver again what host i sends to host j."""
+        _run("-n", self[i].space, "neigh", "del", self[j].address, "dev", "eth0")
+
 
 @contextmanager
 def make_hosts(num: int) -> Iterator[Hosts]:
-    """Create hosts; removed on exit with their processes. Skips the test without rights."""
+    """Create hosts; removed on exit with their processes. Raises SkipTest without rights."""
     for orphan in orphans(SPACES):
         _remove(orphan.name)
     with ExitStack() as stack:
@@ -135,11 +143,13 @@ def _pids(space: str) -> list[int]:
 def _run(*args: str) -> str:
     done = subprocess.run([_ip(), *args], capture_output=True, text=True, check=False, timeout=600)
     if any(word in done.stderr for word in UNAVAILABLE):
-        pytest.skip(f"cannot emulate hosts: ip {' '.join(args)}: {done.stderr.strip()}")
+        raise SkipTest(f"cannot emulate hosts: ip {' '.join(args)}: {done.stderr.strip()}")
     done.check_returncode()
     return done.stdout
 
 
 def _ip() -> str:
     found = shutil.which("ip", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-    return found or pytest.skip("cannot emulate hosts: iproute2 is not installed")
+    if found is None:
+        raise SkipTest("cannot emulate hosts: iproute2 is not installed")
+    return found

@@ -5,5 +5,5 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PYTHONPATH = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
