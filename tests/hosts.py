@@ -69,6 +69,11 @@ class Hosts(list[Host]):
         """Restore a host's link."""
         _run("-n", self._switch, "link", "set", f"port{i}", "up")
 
+    def drop(self, i: int, j: int) -> None:
+        """Silently drop all packets from one host to another, and none the other way."""
+        nobody = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
+        _run("-n", self[i].space, "neigh", "replace", self[j].address, *nobody)
+
 
 @contextmanager
 def make_hosts(num: int) -> Iterator[Hosts]:
