@@ -259,8 +259,8 @@ MUTANTS = [
     ),
     Mutant(
         COORDINATE + "roster.py",
-        "state=WorkerState.SPARE, begun=False, may_stay=False",
-        "state=WorkerState.SPARE, begun=True, may_stay=False",
+        "d.put(replace(spare, begun=False, reachable=False))",
+        "d.put(replace(spare, begun=True, reachable=False))",
         f"tests/coordinate/test_spares.py {SCALING} -k spare",
     ),
     # Decisions.

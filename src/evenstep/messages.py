@@ -22,8 +22,8 @@ PROTOCOL = 4
 GREETING_BYTES = 2**16
 """The longest line accepted from a client that has not authenticated."""
 
-CLIENT, COORDINATOR = "client", "coordinator"
-"""Who made a proof: neither side's proof can be replayed as the other's."""
+CLIENT, COORDINATOR, LISTENER = "client", "coordinator", "listener"
+"""Who made a proof: no side's proof can be replayed as another's."""
 
 
 MOST = 2**53
@@ -100,6 +100,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 
     worker: WorkerId
     lease_s: float
+    silence_s: float = 5.0  # a shorter wait for other workers is not reported
     run: str = ""  # the run folder, on the coordinator's host
     term: int = 0  # the coordinator's: grows with every takeover
     checkpoint_every_s: float = 0.0  # 0: none during training
@@ -198,6 +199,21 @@ class Alive(Message, frozen=True, kw_only=True, omit_defaults=True):
     forming: bool = False  # the generation has not formed yet
 
 
+class Listening(Message, frozen=True, kw_only=True):
+    """Answer to `Listen`. Without a host, other workers cannot test their connections to it."""
+
+    probe: Text
+    host: Text = ""
+    port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
+
+
+class Reached(Message, frozen=True, kw_only=True):
+    """Answer to `Reach`: the workers that this one cannot connect to."""
+
+    probe: Text
+    unreached: tuple[Name, ...] = ()
+
+
 class Leaving(Message, frozen=True, kw_only=True):
     """A worker asks to leave at the end of a step, after a spot notice or a signal."""
 
@@ -247,6 +263,21 @@ class Published(Message, frozen=True, kw_only=True):
     value: Annotated[bytes, Meta(max_length=2**20)]
 
 
+class Listen(Message, frozen=True, kw_only=True):
+    """Listen for so many seconds where other workers connect to this one, and say at which port."""
+
+    probe: str
+    seconds: float
+
+
+class Reach(Message, frozen=True, kw_only=True):
+    """Try to connect to these workers, each within so many seconds."""
+
+    probe: str
+    doors: dict[WorkerId, tuple[str, int]]  # address and port
+    within_s: float
+
+
 class NewPlan(Message, frozen=True, kw_only=True):
     """To the leader: new shares."""
 
@@ -273,7 +304,19 @@ class Goodbye(Message, frozen=True, kw_only=True):
 
 
 FromClient = (
-    Hello | Ask | Ready | Publish | Began | Stepped | Stuck | Alive | Leaving | Done | Failed
+    Hello
+    | Ask
+    | Ready
+    | Publish
+    | Began
+    | Stepped
+    | Stuck
+    | Alive
+    | Listening
+    | Reached
+    | Leaving
+    | Done
+    | Failed
 )
 ToClient = (
     Greeting
@@ -282,6 +325,8 @@ ToClient = (
     | Answer
     | Generation
     | Published
+    | Listen
+    | Reach
     | NewPlan
     | Paused
     | Lease

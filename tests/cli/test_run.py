@@ -500,6 +500,7 @@ def test_joining_with_the_wrong_token_is_refused_before_the_script_starts(
         (("--workrs", "8", SCRIPT), "No such option"),
         (("--min", "0", SCRIPT), "--min"),
         (("--lease", "0", SCRIPT), "--lease"),
+        (("--silence", "0", SCRIPT), "--silence"),
         (("--resume", "elsewhere", SCRIPT), "is not the folder of a run"),
         (("--run", "a", "--resume", "b", SCRIPT), "give one of them"),
         (("--tls-cert", SCRIPT, SCRIPT), "give both, or neither"),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import queue
 import secrets
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import copy
 from typing import Any, Self, TypeVar
 
 from evenstep.messages import (
@@ -19,6 +23,8 @@ from evenstep.messages import (
     Greeting,
     Hello,
     Lease,
+    Listen,
+    Listening,
     Ready,
     Stepped,
     ToClient,
@@ -96,6 +102,8 @@ class Line:
         return list(iter(lambda: self.poll(wait_s), None))
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # a thread that reads keeps it open
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -112,12 +120,14 @@ class FakeWorker(Line):
         self, where: str, token: str, worker: str = "", generation: int = 0, **ready_with: Any
     ) -> None:
         self._where, self._token = where, token
+        self.deaf = threading.Event()  # it reads nothing more
         self.generation: Generation | None = None
         self._dial(worker, generation)
         if not generation:
             self.say(ready(**ready_with))
 
     def _dial(self, worker: str, generation: int) -> None:
+        self._heard: queue.Queue[ToClient | None] | None = None
         host, _, port = self._where.rpartition(":")
         super().__init__(host, int(port))
         nonce = secrets.token_hex(16)
@@ -132,8 +142,33 @@ class FakeWorker(Line):
             )
         )
         self.welcome = self.hear(Welcome)
+        self._heard = queue.Queue()
+        threading.Thread(target=copy(self)._read, daemon=True).start()
         assert proves(self.welcome.proof, self._token, nonce, COORDINATOR)
         self.id = self.welcome.worker
+
+    def _read(self) -> None:
+        """In a thread: it answers what a control thread does, whatever the test is at."""
+        heard = self._heard
+        assert heard is not None
+        with suppress(EOFError, OSError, ValueError):
+            while not self.deaf.is_set() and (message := super().poll()) is not None:
+                if isinstance(message, Listen):
+                    self.say(Listening(probe=message.probe))  # it does not listen anywhere
+                heard.put(message)
+        heard.put(None)
+
+    def poll(self, wait_s: float = WAIT_S) -> ToClient | None:
+        if self._heard is None:  # the handshake is not over
+            return super().poll(wait_s)
+        try:
+            message = self._heard.get(timeout=wait_s)
+        except queue.Empty:
+            return None
+        if message is None:
+            self._heard.put(None)
+            raise EOFError
+        return message
 
     def dial_again(self) -> None:
         """Look for a coordinator that comes after, as long as it may take in a test."""

@@ -717,6 +717,10 @@ def test_a_full_disk_ends_neither_the_run_nor_its_files(
         disk.fill()
         while "journal.jsonl: cannot be written" not in caplog.text:  # its last page has room
             world.take_step()
+        while "membership.jsonl: cannot be written" not in caplog.text:
+            passer_by = world.connect()
+            assert passer_by is not None
+            world.cut(passer_by)
         before = len(events(world))
         world.die(b)
         world.settle(8)

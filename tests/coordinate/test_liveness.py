@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from evenstep.coordinate.links import cover
 from evenstep.coordinate.liveness import LEAVE_S, SAVING_S, STOP_S
-from evenstep.messages import Generation, Goodbye, Stepped, Stuck
+from evenstep.messages import (
+    Generation,
+    Goodbye,
+    Listen,
+    Listening,
+    Reached,
+    Refused,
+    Stepped,
+    Stuck,
+)
 from evenstep.types import Left, Lost, StepReport
 from tests.coordinate.situations import (
     Make,
@@ -89,39 +99,83 @@ def put_off(worker: str, all_events: list[object]) -> int:
     return sum(isinstance(e, Left) and worker in e.workers for e in all_events)
 
 
-def test_a_newcomer_that_cannot_meet_the_others_is_evicted(make: Make) -> None:
+def test_a_newcomer_that_the_others_cannot_reach_is_left_out_and_nobody_waits(make: Make) -> None:
     world = make()
     a, b = training(world, 2)
+    before = world.announced[-1]
+    world.holds_answers = True
     c = world.join()
     world.apart.add(c.id)
-    world.settle(400)
-    assert roster(world) == (a.id, b.id)
-    assert status(world)["state"] == "training"
-    assert put_off(c.id, events(world)) == 2
-    assert heard(c, Goodbye)[0].why == "it cannot form a generation with the others"
+    for _ in range(3):
+        world.answer()
+        assert world.take_step()
+    assert world.announced[-1] == before, "no generation with it was ever announced"
+    (refused,) = heard(c, Refused)
+    assert refused.why.startswith(f"it and {a.id}, {b.id} cannot connect to each other")
     assert not c.connected
 
 
-def test_of_several_newcomers_only_the_one_that_cannot_meet_the_others_goes(make: Make) -> None:
+def test_of_several_newcomers_only_the_one_that_cannot_be_reached_is_left_out(make: Make) -> None:
     world = make()
     a, b = training(world, 2)
+    world.holds_answers = True
     c, d = world.join(), world.join()
-    world.apart.add(c.id)
-    world.settle(500)
+    world.cut_links.add(frozenset((a.id, c.id)))
+    world.holds_answers = False
+    world.settle(8)
     assert roster(world) == (a.id, b.id, d.id)
     assert status(world)["state"] == "training"
     assert not c.connected
 
 
-def test_one_that_met_the_others_after_all_begins_anew(make: Make) -> None:
-    """Twice it could not, then it could; what comes later is counted from the beginning."""
+def test_newcomers_that_cannot_reach_a_worker_do_not_displace_it(make: Make) -> None:
+    """Though it has the most broken connections of all."""
+    world = make()
+    a, b = training(world, 2)
+    world.holds_answers = True
+    c, d = world.join(), world.join()
+    world.cut_links |= {frozenset((a.id, c.id)), frozenset((a.id, d.id))}
+    world.holds_answers = False
+    world.settle(8)
+    assert roster(world) == (a.id, b.id)
+    assert not any(worker.connected for worker in (c, d))
+
+
+def test_a_newcomer_that_hangs_holds_neither_the_others_nor_the_next_newcomer_up(
+    make: Make,
+) -> None:
+    world = make()
+    a, b = training(world, 2)
+    world.holds_answers = True
+    c = world.join()
+    c.frozen, world.holds_answers = True, False
+    d = world.join()
+    world.settle(40)
+    assert all(c.id not in g.roster for g in world.announced)
+    assert roster(world) == (a.id, b.id, d.id)
+    assert "did not answer 3 times" in heard(c, Refused)[0].why
+
+
+def test_a_busy_script_does_not_keep_a_newcomer_from_being_tested(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    b.busy = True
+    c = world.join()
+    assert roster(world) == (a.id, b.id, c.id)
+
+
+def test_a_newcomer_that_is_cut_off_after_its_test_fails_only_its_own_joins(make: Make) -> None:
+    """Twice it cannot meet the others, who are connected by then; later it starts from zero."""
     world = make()
     a, b = training(world, 2)
     c = world.join()
-    world.apart.add(c.id)
-    while put_off(c.id, events(world)) < 2:
-        world.settle(1)
-    world.apart.clear()
+    for _ in range(2):
+        for worker in (a, b, c):
+            worker.generation = world.announced[-1].number
+        complain(world, a, b, c)
+        world.enter()
+        world.take_step()
+    assert put_off(c.id, events(world)) == 2
     world.settle(8)
     assert roster(world) == (a.id, b.id, c.id)
     for _ in range(3):
@@ -129,6 +183,90 @@ def test_one_that_met_the_others_after_all_begins_anew(make: Make) -> None:
             worker.generation = world.announced[-1].number
         complain(world, a, b, c)
         assert roster(world) == (a.id, b.id, c.id)
+
+
+# Connections that break.
+
+
+def test_of_two_that_cannot_connect_any_more_the_later_goes_in_seconds(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    world.cut_links.add(frozenset((a.id, b.id)))
+    complain(world, a, b)  # c waits as well, and has not said so yet
+    began_s = world.now_s
+    while b.connected:
+        world.beat()
+    assert world.now_s - began_s < 10.0
+    world.settle(8)
+    assert roster(world) == (a.id, c.id)
+    assert "it and w0 cannot connect to each other" in heard(b, Goodbye)[0].why
+
+
+def test_a_worker_cut_off_from_all_others_goes_alone(make: Make) -> None:
+    world = make()
+    a, b, c, d = training(world, 4)
+    world.apart.add(a.id)  # the first in rank
+    complain(world, a, b, c, d)
+    world.settle(8)
+    assert roster(world) == (b.id, c.id, d.id)
+    assert not a.connected
+
+
+def test_a_first_generation_that_cannot_form_goes_on_without_the_unreachable(make: Make) -> None:
+    world = make()
+    workers = [world.connect() for _ in range(3)]
+    a, b, c = (w for w in workers if w is not None)
+    world.apart.add(b.id)
+    for worker in (a, b, c):
+        world.ready(worker)
+    world.settle(100)
+    assert roster(world) == (a.id, c.id)
+    assert status(world)["state"] == "training"
+
+
+def test_a_report_for_an_earlier_test_does_not_count(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    world.holds_answers = True
+    c = world.join()
+    (listen,) = heard(c, Listen)
+    for worker in (a, b, c):
+        world.say(worker, Reached(probe=listen.probe, unreached=("w0", "w1", "w2")))
+        world.say(worker, Listening(probe="0.0", host="10.0.0.1", port=1))
+    world.answer()
+    world.say(a, Reached(probe="0.0", unreached=(c.id,)))
+    world.answer()
+    assert roster(world) == (a.id, b.id, c.id)
+
+
+def test_workers_that_cannot_listen_are_taken_to_be_reachable(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    world.holds_answers = True
+    c = world.join()
+    (listen,) = heard(c, Listen)
+    world.say(a, Listening(probe=listen.probe))
+    world.say(b, Listening(probe=listen.probe, host="not an address", port=1))
+    world.say(c, Listening(probe=listen.probe, host="10.0.0.9", port=1))
+    assert roster(world) == (a.id, b.id, c.id)
+
+
+@pytest.mark.parametrize(
+    ("links", "joiners", "expected"),
+    [
+        ("", "", ""),
+        ("ab", "", "b"),
+        ("ab ac ad", "", "a"),
+        ("ab cd", "", "db"),
+        ("ac ad", "cd", "dc"),
+        ("ab bc", "c", "cb"),
+    ],
+)
+def test_the_fewest_go_and_newcomers_first(links: str, joiners: str, expected: str) -> None:
+    assert "".join(cover({frozenset(x) for x in links.split()}, "abcd", joiners)) == expected
+
+
+# Newcomers that are put off.
 
 
 def test_a_newcomer_is_not_blamed_for_those_who_have_not_come_to_it(make: Make) -> None:

@@ -105,6 +105,24 @@ class Membership(RuleBasedStateMachine):
         if worker := self.pick(which):
             worker.frozen = True
 
+    @rule(which=some, other=some)
+    def two_cannot_connect_any_more(self, which: int, other: int) -> None:
+        one, two = self.pick(which), self.pick(other)
+        if one and two and one is not two:
+            self.world.cut_links.add(frozenset((one.id, two.id)))
+
+    @rule()
+    def all_can_connect_again(self) -> None:
+        self.world.cut_links.clear()
+
+    @rule(holds=st.booleans())
+    def control_threads_are_slow_or_quick_again(self, holds: bool) -> None:
+        self.world.holds_answers = holds
+
+    @rule()
+    def control_threads_answer(self) -> None:
+        self.world.answer()
+
     @rule(which=some)
     def one_wants_to_leave(self, which: int) -> None:
         if worker := self.pick(which):
@@ -215,6 +233,7 @@ class Membership(RuleBasedStateMachine):
     def comes_to_rest(self) -> None:
         """Left alone, the run ends, pauses, or trains with everybody who can."""
         world = self.world
+        world.holds_answers = False
         for _ in range(130):
             world.beat()
         world.settle(400)

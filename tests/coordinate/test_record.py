@@ -144,7 +144,7 @@ def no_loss(record: dict[str, Any]) -> bool:
 
 def other_contact(record: dict[str, Any]) -> bool:
     """The worker that hung is heard from at the end."""
-    if "contacts" not in record or "silent" not in json.dumps(record["effects"]):
+    if "contacts" not in record or "silent" not in json.dumps(record.get("effects")):
         return False
     for contact in record["contacts"].values():
         contact["heard_s"] = record["at"]

@@ -199,6 +199,7 @@ def test_a_worker_that_does_not_read_is_dropped_and_holds_nobody_up(
     monkeypatch.setattr(server, "UNREAD_BYTES", 2**16)
     monkeypatch.setattr(server, "BURST", inf)  # it also floods
     with run.worker() as deaf, run.worker() as other:
+        deaf.deaf.set()
         beat = b'{"type":"Alive","generation":1,"step":0,"waiting":false}\n'
         with pytest.raises((ConnectionError, TimeoutError)):
             deaf.say_bytes(beat * 2**20)

@@ -7,6 +7,7 @@ planned one is passed on by the leader in a step that all take, a lost peer make
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,11 @@ from evenstep.messages import (
     Generation,
     Goodbye,
     Leaving,
+    Listen,
+    Listening,
     Paused,
+    Reach,
+    Reached,
     Refused,
     Stepped,
     Stuck,
@@ -126,6 +131,9 @@ class World:
         self.began: set[int] = set()
         self.step = 0
         self.apart: set[WorkerId] = set()  # who reaches the coordinator, and no other worker
+        self.cut_links: set[frozenset[WorkerId]] = set()  # pairs that cannot connect
+        self.holds_answers = False  # control threads are slow: `answer` lets them go on
+        self.unanswered: list[tuple[SimWorker, Listen | Reach]] = []
         self._brain = self._new_brain()
         self._open()
 
@@ -139,6 +147,23 @@ class World:
         self._coordinator.launcher = self
         self.handle(Opened(terms=self.terms, next_name=next_name))
 
+    def answer(self) -> None:
+        """Control threads answer, also while their worker is busy."""
+        asked, self.unanswered = self.unanswered, []
+        for worker, message in asked:
+            if worker.frozen:
+                self.unanswered.append((worker, message))
+            elif isinstance(message, Listen):
+                host = f"10.0.0.{int(worker.id.removeprefix('w')) % 250}"
+                self.say(worker, Listening(probe=message.probe, host=host, port=1))
+            else:
+                failed = tuple(w for w in message.doors if not self.connects(worker.id, w))
+                self.say(worker, Reached(probe=message.probe, unreached=failed))
+
+    def connects(self, one: WorkerId, other: WorkerId) -> bool:
+        """Whether two workers can connect to each other."""
+        return self.apart.isdisjoint((one, other)) and {one, other} not in self.cut_links
+
     # The coordinator.
 
     def handle(self, event: AnyInput) -> Welcome | Refused | Answer | None:
@@ -148,6 +173,8 @@ class World:
         content = _content(before)
         self._coordinator.handle(event, replies.append)
         assert _content(before) == content, "membership changes no state in place"
+        if not self.holds_answers:
+            self.answer()
         return replies[0] if replies else None
 
     @property
@@ -223,6 +250,8 @@ class World:
             self.announced.append(message)
         if worker in self.workers and self.workers[worker].connected:
             self.workers[worker].hear(message)
+            if isinstance(message, Listen | Reach):
+                self.unanswered.append((self.workers[worker], message))
 
     def hang_up(self, worker: WorkerId) -> None:
         if worker in self.workers:
@@ -430,7 +459,7 @@ class World:
 
     def _cannot_meet(self, number: int) -> bool:
         roster = self._roster(number)
-        return len(roster) > 1 and not self.apart.isdisjoint(roster)
+        return not all(self.connects(a, b) for a, b in combinations(roster, 2))
 
     def _check(self, told: Generation) -> None:
         """What holds of every announcement at the moment it is made."""

@@ -148,3 +148,33 @@ def test_a_worker_that_sees_the_run_folder_writes_the_checkpoints(cluster: Multi
     assert [process.wait() for process in (run, far, near)] == [0, 0, 0]
     (kept,) = cluster.run.glob("checkpoints/*.pt")
     assert int(kept.stem.removeprefix("step-")) > 0
+
+
+def test_of_two_workers_with_a_one_way_partition_one_goes(
+    cluster: MultiHostRun, alone: Alone
+) -> None:
+    """Both reach the coordinator, and neither is silent."""
+    run = cluster.coordinate("--workers", "0")
+    near, far = cluster.join(1), cluster.join(2)
+    until(lambda: " of 2 in generation" in cluster.output())
+    cluster.hosts.cut_one_way(1, 2)
+    until(lambda: near.poll() is not None or far.poll() is not None)
+    cluster.go()
+    assert run.wait() == 0
+    assert sorted((near.wait(), far.wait())) == [0, EVICTED]
+    assert "cannot connect to each other: check addresses and firewalls" in cluster.output()
+    (end,) = [torch.load(path, weights_only=True) for path in cluster.out.glob("*.pt")]
+    assert same(end, alone(*epoch_args(end["step"])))
+
+
+def test_a_newcomer_that_reaches_only_the_coordinator_is_left_out(cluster: MultiHostRun) -> None:
+    """The others never wait for it."""
+    run = cluster.coordinate("--workers", "0")
+    near = cluster.join(1)
+    until(lambda: "rank 0 of 1 in generation" in cluster.output())
+    cluster.hosts.cut_one_way(2, 1)
+    assert cluster.join(2).wait() == EVICTED
+    cluster.go()
+    assert [run.wait(), near.wait()] == [0, 0]
+    assert "w1 is left out: it and w0 cannot connect to each other" in cluster.output()
+    assert "generation 2" not in cluster.output()

@@ -81,6 +81,12 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     help="Seconds that workers train on without a coordinator.",
 )
 @click.option(
+    "--silence",
+    default=5.0,
+    type=POSITIVE,
+    help="Seconds without a sign of life, at least 3, after which workers are tested or replaced.",
+)
+@click.option(
     "--checkpoint-every", default=60.0, type=POSITIVE, help="Seconds between checkpoints."
 )
 @click.option("--keep", default=3, type=click.IntRange(min=1), help="Checkpoints to keep.")
@@ -116,6 +122,7 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
         terms = Terms(
             run=str(folder.path),
             lease_s=options["lease"],
+            silence_s=options["silence"],
             checkpoint_every_s=options["checkpoint_every"],
             checkpoints_kept=options["keep"],
             sets=(*workers.sets, *sets),

@@ -42,6 +42,7 @@ def connected(d: Draft, event: Connected) -> None:
     welcome = Welcome(
         worker=worker,
         lease_s=d.terms.lease_s,
+        silence_s=d.terms.silent_s,
         run=d.terms.run,
         term=d.terms.term,
         checkpoint_every_s=d.terms.checkpoint_every_s,

@@ -7,13 +7,14 @@ from statistics import median
 
 from msgspec.structs import replace
 
+from evenstep.coordinate import links
 from evenstep.coordinate.announce import announce_end, force, hurry
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.roster import go_on, lose, meet_again
+from evenstep.coordinate.roster import advance, go_on, leave_out, lose, meet_again
 from evenstep.coordinate.state import Changing, Contact, RunMember, Stopping, WorkerState
 from evenstep.coordinate.takeover import abandon
 from evenstep.messages import Alive, Generation, Goodbye, Stuck
-from evenstep.types import WorkerId
+from evenstep.types import WorkerId, listed
 
 MAX_MEETINGS = 3  # of a roster that cannot take a step, or with a joiner, before one is evicted
 STOP_S, STOP_STEPS = 3.0, 2  # for the step in flight when a run stops: the longer of the two
@@ -36,6 +37,8 @@ def read_clock(d: Draft) -> None:
         d.contacts = {w: c.forgiven(d.now_s, lag_s) for w, c in d.contacts.items()}
         if isinstance(d.closing, Stopping):
             d.closing = replace(d.closing, since_s=d.closing.since_s + lag_s)
+        if d.probe is not None:
+            d.probe = replace(d.probe, until_s=d.probe.until_s + lag_s)
     d.timing = replace(d.timing, clock_read_s=d.now_s)
 
 
@@ -103,8 +106,8 @@ def watch(d: Draft) -> None:
         lease_s = d.terms.lease_s
         blamed = overdue(roster, d.now_s, silent_s=silent_s, patience_s=patience_s, lease_s=lease_s)
         complete = len(roster) == len(generation.roster)
-        if not blamed and complete and deadlocked(roster, d.now_s, patience_s):
-            _resolve(d, generation)
+        if not blamed and complete:
+            _unlock(d, generation, roster, patience_s)
         evict(d, blamed)
 
 
@@ -137,6 +140,55 @@ def evict(d: Draft, blamed: Mapping[WorkerId, str]) -> None:
         lose(d, blamed)
 
 
+def _unlock(
+    d: Draft, generation: Generation, roster: Mapping[WorkerId, Contact], patience_s: float
+) -> None:
+    """If all wait for each other, test their connections first: that holds nobody up."""
+    linked_s, silent_s = d.timing.linked_s, d.terms.silent_s
+    is_linked = linked_s is not None and d.now_s - linked_s < silent_s
+    is_tested = is_linked or (d.probe is not None and not d.probe.joiners)
+    is_deadlocked = deadlocked(roster, d.now_s, patience_s)
+    if is_deadlocked and is_linked:
+        _resolve(d, generation)
+    elif not is_tested and (is_deadlocked or suspicious(roster, d.now_s, silent_s)):
+        links.start(d, generation.roster)
+
+
+def judge_links(d: Draft) -> None:
+    """If a test of connections is over, leave out the workers that others cannot connect to."""
+    if (probe := links.finished(d)) is None:
+        return
+    silent = links.unanswered(probe)
+    for worker in sorted(probe.joiners & d.members.keys()):
+        member = d.members[worker]
+        num_failed = member.num_failed_joins + (worker in silent)
+        d.put(replace(member, reachable=worker not in silent, num_failed_joins=num_failed))
+    new = {m.id for m in (*d.in_states(WorkerState.READY), *d.joiners())}
+    failed = {
+        link
+        for link in links.failed_links(probe)
+        if link <= d.members.keys() and (not probe.joiners or link & new)
+    }
+    ranks = [*d.roster, *sorted(new.difference(d.roster))]
+    apart = {w: _unlinked(w, failed) for w in links.cover(failed, ranks, new)}
+    for worker in sorted(silent & new):
+        if d.members[worker].num_failed_joins >= MAX_MEETINGS:
+            apart[worker] = f"it did not answer {MAX_MEETINGS} times in a row"
+            d.evict_process(worker)
+    if not (apart or probe.joiners):
+        d.timing = replace(d.timing, linked_s=d.now_s)
+        watch(d)
+    for worker in [w for w in apart if w in new]:
+        leave_out(d, d.members[worker], apart[worker])
+    evict(d, {w: why for w, why in apart.items() if w not in new})
+    advance(d)
+
+
+def _unlinked(worker: WorkerId, failed: set[links.Link]) -> str:
+    others = sorted(other for link in failed if worker in link for other in link - {worker})
+    return f"it and {listed(others)} cannot connect to each other: check addresses and firewalls"
+
+
 def _urge(d: Draft, grace_s: float) -> None:
     """A stop does not wait long for a step to end, nor for a worker that does not leave then.
 
@@ -158,7 +210,7 @@ def _urge(d: Draft, grace_s: float) -> None:
 
 
 def _resolve(d: Draft, generation: Generation) -> None:
-    """All wait for each other: form the generation again, and if that fails, with one less.
+    """All wait though they are connected: form the generation again; if that fails, with one less.
 
     The others get on without a joiner, so failed joins are counted for each joiner.
     """
@@ -171,7 +223,7 @@ def _resolve(d: Draft, generation: Generation) -> None:
     num_meetings = d.timing.num_meetings + 1
     if not apart and num_meetings > MAX_MEETINGS:
         num_meetings, apart = 0, [generation.roster[-1]]
-    d.timing = replace(d.timing, num_meetings=num_meetings)
+    d.timing = replace(d.timing, num_meetings=num_meetings, linked_s=None)
     if apart:
         evict(d, dict.fromkeys(apart, "it cannot form a generation with the others"))
     else:
@@ -251,6 +303,13 @@ def deadlocked(roster: Mapping[WorkerId, Contact], now_s: float, patience_s: flo
     """Whether all are heard from and all wait, as when a connection between two broke."""
     contacts = roster.values()
     return len(roster) > 1 and all(_complains(c, now_s, patience_s) for c in contacts)
+
+
+def suspicious(roster: Mapping[WorkerId, Contact], now_s: float, silent_s: float) -> bool:
+    """Whether all wait, and one longer than a step can take."""
+    return deadlocked(roster, now_s, silent_s) and any(
+        c.stuck_s is not None for c in roster.values()
+    )
 
 
 def _complains(contact: Contact, now_s: float, patience_s: float) -> bool:

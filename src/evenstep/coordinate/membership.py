@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 
 from evenstep import messages as msg
 from evenstep.coordinate import events as ev
-from evenstep.coordinate import exits, joining, liveness, operators, takeover
+from evenstep.coordinate import exits, joining, links, liveness, operators, takeover
 from evenstep.coordinate.announce import dismiss, end, settle
 from evenstep.coordinate.draft import Decides, Draft
 from evenstep.coordinate.events import Ending
@@ -128,6 +128,7 @@ def _tick(d: Draft) -> None:
     exits.check_exits(d)
     liveness.check_leaver(d)
     liveness.check_start_up(d)
+    liveness.judge_links(d)
     liveness.watch(d)
     advance(d)
     settle(d)
@@ -147,6 +148,12 @@ def _listen(d: Draft, member: RunMember, message: msg.FromClient) -> None:
             _stepped(d, member, message)
         case msg.Stuck():
             liveness.stuck(d, member.id, message)
+        case msg.Listening():
+            links.listening(d, member.id, message)
+            liveness.judge_links(d)
+        case msg.Reached():
+            links.reached(d, member.id, message)
+            liveness.judge_links(d)
         case msg.Leaving(why=why):
             exits.noticed(d, member, why)
         case msg.Done(step=step):

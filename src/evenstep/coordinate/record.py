@@ -1,9 +1,9 @@
 """The membership record, beside the journal: the inputs that mattered, with their effects.
 
 Heartbeats, ticks and reported steps that change nothing but a worker's contact or the status are
-not written. Only a tick or a complaint looks at contacts: its line carries those that have changed
-unseen, once for each worker however many heartbeats there were. A replay handles the inputs again,
-with the journal as its brain: are the effects the same?
+not written. Only a tick, a complaint or a tested connection looks at contacts: its line carries
+those that have changed unseen, once for each worker however many heartbeats there were. A replay
+handles the inputs again, with the journal as its brain: are the effects the same?
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from evenstep.engine import Engine
 from evenstep.errors import InvalidInputError, JournalError
 from evenstep.journal import Record
 from evenstep.lines import LineFile
-from evenstep.messages import Lease, Stepped, Stuck
+from evenstep.messages import Lease, Listening, Reached, Stepped, Stuck
 from evenstep.types import AnyAction, AnyEvent, StepDone, WorkerId
 from evenstep.wire import MAX_BYTES, Codec
 
@@ -97,7 +97,7 @@ class MembershipRecorder:
         if self._lines is None or (after and quiet and _major(before) == _major(after)):
             return
         reads = isinstance(event, Tick) or (
-            isinstance(event, Heard) and isinstance(event.message, Stuck)
+            isinstance(event, Heard) and isinstance(event.message, Stuck | Listening | Reached)
         )
         unknown = {w: c for w, c in before.contacts.items() if self._known.get(w) is not c}
         record = MembershipRecord(

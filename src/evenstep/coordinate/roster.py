@@ -10,6 +10,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
+from evenstep.coordinate import links
 from evenstep.coordinate import state as st
 from evenstep.coordinate.announce import (
     announce,
@@ -54,10 +55,10 @@ def advance(d: Draft) -> None:
         if d.stopping:
             announce_end(d)
             return
-        if ready and not d.gathers():
-            _take_in(d, ready)
+        if (reachable := links.reachable(d, ready)) and not d.gathers():
+            _take_in(d, reachable)
         elif leaving and len(leaving) == len(d.roster):
-            if call_spares(d, 1, f"in place of {leaving[0].id}"):
+            if not ready and call_spares(d, 1, f"in place of {leaving[0].id}"):
                 continue
             if d.on_the_way():
                 return  # the state is handed over to the workers on their way first
@@ -259,7 +260,8 @@ def begin(d: Draft) -> None:
             continue
         if member.id in d.phase.generation.spares:
             d.log(f"{member.id} stays as a spare")
-            d.put(replace(member, state=WorkerState.SPARE, begun=False, may_stay=False))
+            spare = replace(member, state=WorkerState.SPARE, may_stay=False)
+            d.put(replace(spare, begun=False, reachable=False))
         else:
             dismiss(d, member, member.leaves_because)
     advance(d)

@@ -43,6 +43,7 @@ class RunMember(msgspec.Struct, frozen=True, kw_only=True):
     sees_folder: bool = False  # it can write checkpoints to the run folder
     leaves_because: str = ""
     may_stay: bool = False  # as a spare, when it leaves
+    reachable: bool = False  # the others were able to connect to it, and it to them
     num_failed_joins: int = 0  # generations that never formed with it as a joiner
 
     @property
@@ -99,6 +100,18 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     lost: bool = False  # from the roster, whatever its process does then
     relieved: bool = False  # a spare has replaced it
     refused: str = ""  # why it has no part in the run, or has none any more
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """A test of which workers can connect to each other. Training goes on meanwhile."""
+
+    id: str
+    workers: frozenset[WorkerId]
+    joiners: frozenset[WorkerId]  # only their links are tested; empty: those of all
+    until_s: float  # deadline of the round under way
+    doors: Mapping[WorkerId, tuple[str, int]] = {}  # round 1: where each listens; port 0: nowhere
+    dials: Mapping[WorkerId, frozenset[WorkerId]] | None = None  # round 2: who connects to whom
+    unreached: Mapping[WorkerId, frozenset[WorkerId]] = {}  # and in vain to whom
 
 
 # The phase: which generation the workers are in.
@@ -173,6 +186,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     clock_read_s: float | None = None  # when an input last looked at the clock
     recent_steps_s: tuple[float, ...] = ()
     num_meetings: int = 0  # since the last step, of workers that all waited for each other
+    linked_s: float | None = None  # when workers that all wait were last found to be connected
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -216,6 +230,8 @@ class RunState(msgspec.Struct, kw_only=True):
     closing: Closing | None = None
     members: dict[WorkerId, RunMember] = {}
     published: dict[str, Published] = {}  # by the workers of the newest generation, by key
+    probe: Probe | None = None  # under way
+    num_probes: int = 0
     processes: dict[WorkerId, ProcessInfo] = {}
     restarts_left: int = 0
     has_launched: bool = False

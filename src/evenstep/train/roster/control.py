@@ -33,10 +33,12 @@ from evenstep.messages import (
     Hello,
     Lease,
     Leaving,
+    Listen,
     NewPlan,
     Paused,
     Publish,
     Published,
+    Reach,
     Ready,
     Refused,
     ToClient,
@@ -44,6 +46,7 @@ from evenstep.messages import (
     from_client,
     to_client,
 )
+from evenstep.train.roster.links import Links
 from evenstep.wire import MAX_BYTES
 
 log = logging.getLogger("evenstep")
@@ -67,6 +70,7 @@ class Control:
 
     def __init__(self, where: CoordinatorAddress, progress: Callable[[], Alive]) -> None:
         self._where, self._progress = where, progress
+        self._links = Links(where.address, where.token, self.send)
         self._lock = threading.Condition()
         self._socket: socket.socket | None = None
         # A SimpleQueue is reentrant: a signal handler may interrupt a `put` with one of its own.
@@ -102,6 +106,7 @@ class Control:
 
     def _close_in_child(self) -> None:
         """In a forked process. No lock is taken: a thread that is not there may hold it."""
+        self._links.close_in_child()
         if self._socket is not None:
             os.close(self._socket.detach())
 
@@ -226,6 +231,10 @@ class Control:
                     self.paused = ""
                 case Published(generation=number, key=key, value=value):
                     self._published[number, key] = value
+                case Listen():
+                    self._links.listen(message, self.welcome.worker)
+                case Reach():
+                    self._links.reach(message)
                 case NewPlan():
                     self._plan = message
                 case Paused(reason=reason):

@@ -275,6 +275,8 @@ class ElasticRoster:
                 break
             except GroupGoneError as e:
                 log.info("generation %d did not form: %s", generation.number, e)
+                if isinstance(e, WorkerLostError):
+                    tracker.report_stuck(0.0)
         self._lost_group = False
         tracker.began_training()
         self._take_terms(generation)

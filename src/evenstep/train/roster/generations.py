@@ -14,7 +14,7 @@ from evenstep.train.step import Step
 log = logging.getLogger("evenstep")
 
 UNKNOWN_S = 60.0  # a wait to report while the usual step time is unknown
-MIN_WAIT_S, NUM_STEPS = 5.0, 10.0  # afterwards: so many seconds, or so many steps
+NUM_STEPS = 10.0  # afterwards: so many steps, or the silence that the run bears
 LEFT, EVICTED = 0, 75  # exit codes: as asked, and "try again later"
 
 
@@ -144,7 +144,8 @@ class GenerationTracker:
         self.check_membership()
         self.waiting = True
         usual_s = self._step.usual_s
-        if waited_s > (max(MIN_WAIT_S, NUM_STEPS * usual_s) if usual_s else UNKNOWN_S):
+        silence_s = self.welcome.silence_s
+        if waited_s > (max(silence_s, NUM_STEPS * usual_s) if usual_s else UNKNOWN_S):
             self.report_stuck(waited_s)
 
     def report_stuck(self, waited_s: float) -> None:

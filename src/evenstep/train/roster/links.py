@@ -1,0 +1,108 @@
+"""Tests connections to other workers when the coordinator asks, in threads of its own.
+
+Nothing is read from a process that connects: it is sent a proof that this is the worker that was
+meant, and the connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from evenstep.messages import LISTENER, FromClient, Listen, Listening, Reach, Reached, proof
+
+RETRY_S = 0.05  # after a connection that was not accepted
+
+
+class Links:
+    """Where this worker listens for others, and whom it reaches. `send` must not block."""
+
+    def __init__(self, address: str, token: str, send: Callable[[FromClient], None]) -> None:
+        # The user's choice of interface: Gloo knows its address.
+        self._address = "" if "GLOO_SOCKET_IFNAME" in os.environ else address
+        self._token, self._send = token, send
+        self._listeners: tuple[socket.socket, ...] = ()
+
+    def listen(self, asked: Listen, worker: str) -> None:
+        """Let other workers connect for a while."""
+        _start(self._listen, asked, worker)
+
+    def reach(self, asked: Reach) -> None:
+        """Report to which workers this one cannot connect."""
+        _start(self._reach, asked)
+
+    def close_in_child(self) -> None:
+        """In a forked process: it must not hold the port open."""
+        for listener in self._listeners:
+            if listener.fileno() >= 0:
+                os.close(listener.detach())
+
+    def _listen(self, asked: Listen, worker: str) -> None:
+        until_s = time.monotonic() + asked.seconds
+        try:
+            if not self._address:  # that would be all addresses
+                raise OSError
+            family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+            listener = socket.create_server((self._address, 0), family=family)
+        except OSError:
+            self._send(Listening(probe=asked.probe))
+            return
+        still_open = [other for other in self._listeners if other.fileno() >= 0]
+        self._listeners = (*still_open, listener)
+        host, port = listener.getsockname()[:2]
+        self._send(Listening(probe=asked.probe, host=host, port=port))
+        line = self._proof(asked.probe, worker)
+        with listener:
+            while (left_s := until_s - time.monotonic()) > 0:
+                listener.settimeout(left_s)
+                try:
+                    there, _ = listener.accept()
+                except TimeoutError:
+                    return
+                except OSError:
+                    time.sleep(RETRY_S)
+                    continue
+                with there, suppress(OSError):
+                    there.sendall(line)
+
+    def _reach(self, asked: Reach) -> None:
+        async def dial_all() -> list[bool]:
+            dials = (
+                _connects(host, port, self._proof(asked.probe, worker), asked.within_s)
+                for worker, (host, port) in asked.doors.items()
+            )
+            return await asyncio.gather(*dials)
+
+        reached = zip(asked.doors, asyncio.run(dial_all()), strict=True)
+        unreached = tuple(worker for worker, connects in reached if not connects)
+        self._send(Reached(probe=asked.probe, unreached=unreached))
+
+    def _proof(self, probe: str, worker: str) -> bytes:
+        return proof(self._token, f"{probe} {worker}", LISTENER).encode()
+
+
+async def _connects(host: str, port: int, expected: bytes, within_s: float) -> bool:
+    try:
+        async with asyncio.timeout(within_s):
+            reader, writer = await asyncio.open_connection(host, port)
+    except OSError:  # a timeout, too
+        return False
+    try:
+        async with asyncio.timeout(within_s):
+            return await reader.readexactly(len(expected)) == expected
+    except TimeoutError:
+        return True  # packets go both ways; its threads are busy
+    except (OSError, EOFError):
+        return False
+    finally:
+        writer.close()
+
+
+def _start(target: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=target, args=args, name="evenstep-links", daemon=True).start()
