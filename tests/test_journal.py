@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.testbed.disk import small_disk
+from bench.testbed.disk import failing_disk, small_disk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -288,6 +288,49 @@ def test_a_journal_that_stays_incomplete_says_so_at_its_end(tmp_path: Path) -> N
         journal.append(*THREE[0])
         with pytest.raises(JournalError, match="2 records are lost"):
             journal.close()
+
+
+def test_records_that_the_disk_could_not_store_are_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel tells only when it is asked to sync, and then drops them from its memory."""
+    with failing_disk(tmp_path / "disk") as disk:
+        path = disk.path / "j"
+        with Journal.create(path, PLAIN) as journal:
+            journal.append(*THREE[0])
+            journal.sync()
+            assert not journal.problem
+            disk.fill()
+            for row in THREE * 100:
+                journal.append(*row)
+            journal.sync()
+            assert journal.problem.endswith("No space left on device; 300 records wait")
+            disk.free()
+            journal.flush()
+            assert not journal.problem
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # not from memory
+            rows = [THREE[0], *THREE * 100]
+            expected = [Record(at_s=t, event=e, actions=a) for t, e, a in rows]
+            assert list(read(path)[1]) == expected
+    assert len(caplog.records) == 2
+
+
+def test_the_folder_of_a_new_journal_is_synced_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, sync = [], os.fsync
+
+    def watch(file: int) -> None:
+        sync(file)
+        seen.append(Path(os.readlink(f"/proc/self/fd/{file}")))
+
+    monkeypatch.setattr(os, "fsync", watch)
+    with Journal.create(tmp_path / "j", PLAIN) as journal:
+        for row in THREE * 2:
+            journal.append(*row)
+            journal.sync()
+    assert seen == [tmp_path]
 
 
 def test_steps_give_way_when_too_many_records_wait(tmp_path: Path) -> None:

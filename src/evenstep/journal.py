@@ -19,7 +19,7 @@ import msgspec
 from evenstep import __version__
 from evenstep.config import Settings
 from evenstep.errors import InvalidInputError, JournalError, JournalFormatError
-from evenstep.lines import LineFile
+from evenstep.lines import LineFile, sync_folder
 from evenstep.types import AnyAction, AnyEvent, Plan, Stay, StepDone
 from evenstep.wire import MAX_BYTES, Codec
 
@@ -88,6 +88,11 @@ class Journal:
         _header(path)
         return cls(path, _open(path, 0))
 
+    @property
+    def problem(self) -> str:
+        """Why records wait; empty if none do."""
+        return self._lines.problem
+
     def append(self, at_s: float, event: AnyEvent, actions: tuple[AnyAction, ...]) -> None:
         """Write one record to the operating system: it survives a crash of this process."""
         if not math.isfinite(at_s):
@@ -124,6 +129,7 @@ class Journal:
         lines.sync()
         aside = set_aside(self.path)
         fresh.rename(self.path)
+        sync_folder(self.path.parent)
         self._lines.close()
         lines.path, self._lines = self.path, lines
         return aside

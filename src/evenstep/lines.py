@@ -1,7 +1,8 @@
 """A file of lines with one writer: a line is written whole or not at all.
 
 While the disk is full, fails or is read-only, lines wait in memory, in order, and are written when
-there is room again. The log says when that begins and when it ends.
+there is room again. The log says when that begins and when it ends. Lines of which the disk says
+only later that it could not store them, when they are synced, are written once more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import logging
 import os
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 log = logging.getLogger("evenstep")
@@ -19,6 +21,7 @@ DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 """Errors of the disk, which may pass; any other error on opening a file is the caller's."""
 
 MAX_WAITING_BYTES = 64 * 2**20
+MAX_UNSYNCED_BYTES = 2**20  # kept in memory after they were written
 
 
 class LineFile:
@@ -35,8 +38,10 @@ class LineFile:
         self._flags, self._max_bytes = flags, max_waiting_bytes
         self._file, self._end = -1, 0
         self._closed = self._partial = self._must_sync = False
+        self._is_new = False  # its folder may not know of it after a power failure
         self._waiting: deque[tuple[bytes, bool]] = deque()  # with whether it may be dropped
-        self._num_bytes = self._num_waited = self._num_dropped = 0
+        self._unsynced: deque[tuple[bytes, bool]] = deque()  # the last ones of the file
+        self._num_bytes = self._num_waited = self._num_dropped = self._num_unsynced = 0
         self._problem = ""  # why the file cannot be written
         try:
             self._open()
@@ -54,6 +59,13 @@ class LineFile:
     def num_lost(self) -> int:
         """Lines that will never be written."""
         return self._num_dropped + (len(self._waiting) if self._closed else 0)
+
+    @property
+    def problem(self) -> str:
+        """Why lines wait; empty if none do."""
+        if not self._problem:
+            return ""
+        return f"{self.path}: cannot be written: {self._problem}; {self.num_waiting} records wait"
 
     @property
     def is_empty(self) -> bool:
@@ -84,10 +96,9 @@ class LineFile:
                 self._open()
             while self._waiting:
                 self._write(self._waiting[0][0])
-                self._num_bytes -= len(self._waiting.popleft()[0])
+                self._written(self._waiting.popleft())
             if self._must_sync:
-                os.fdatasync(self._file)
-                self._must_sync = False
+                self._sync()
         except OSError as e:
             self._failed(e)
         else:
@@ -112,6 +123,7 @@ class LineFile:
             os.close(file)
             raise
         self._file, self._end = file, end
+        self._is_new = bool(self._flags & os.O_CREAT)
         self._flags &= ~os.O_EXCL
 
     def _write(self, line: bytes) -> None:
@@ -123,6 +135,29 @@ class LineFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._partial = False
         self._end += len(line)
+
+    def _written(self, line: tuple[bytes, bool]) -> None:
+        self._num_bytes -= len(line[0])
+        self._unsynced.append(line)
+        self._num_unsynced += len(line[0])
+        while self._num_unsynced > MAX_UNSYNCED_BYTES:
+            self._num_unsynced -= len(self._unsynced.popleft()[0])
+
+    def _sync(self) -> None:
+        try:
+            os.fdatasync(self._file)
+        except OSError:  # the kernel may have dropped what it could not store
+            self._end -= self._num_unsynced
+            self._partial = True
+            self._waiting.extendleft(reversed(self._unsynced))
+            self._num_bytes += self._num_unsynced
+            raise
+        finally:
+            self._unsynced.clear()
+            self._num_unsynced = 0
+        if self._is_new:
+            sync_folder(self.path.parent)
+        self._must_sync = self._is_new = False
 
     def _drop(self) -> None:
         """Drop droppable lines, oldest first, until the rest is within the bound."""
@@ -150,6 +185,16 @@ class LineFile:
             text = "%s: is written again, with the %d records that waited; %d were dropped"
             log.warning(text, self.path, self._num_waited, self._num_dropped)
         self._problem, self._num_waited = "", 0
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in a folder durable, where the file system supports it."""
+    with suppress(OSError):
+        file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
 
 
 def _end_of_lines(file: int) -> int:

@@ -138,3 +138,28 @@ def test_a_dying_process_is_reported_once_and_before_its_end(tmp_path: Path) -> 
         await ends.launcher.close()
 
     run(kill_one())
+
+
+PRINTS_ON = """
+import os, sys
+os.kill(int(input()), 9)
+print("x" * 3_000_000)
+"""
+
+
+def test_a_killed_drain_is_replaced_and_the_worker_does_not_notice(tmp_path: Path) -> None:
+    async def kill_the_drain() -> None:
+        go = tmp_path / "go"
+        os.mkfifo(go)
+        script = f"import sys; sys.stdin = open({str(go)!r})\n{PRINTS_ON}"
+        ends = Ends(tmp_path, sys.executable, "-S", "-c", script)
+        ends.launcher.launch(ONE)
+        output = ends.launcher._running["w0"].output
+        assert output is not None
+        await asyncio.to_thread(go.write_text, f"{output.drain_pid}\n")
+        assert await ends.launcher.wait()
+        assert [(worker, code) for worker, code, _ in ends.ended] == [("w0", 0)]
+        assert (tmp_path / "w0.log").read_text() == "x" * 3_000_000 + "\n"
+        await ends.launcher.close()
+
+    run(kill_the_drain())

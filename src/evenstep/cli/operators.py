@@ -45,6 +45,8 @@ def status_command(run: str, as_json: bool, token_file: Path | None) -> None:
     refused = ", ".join(f"{num} {reason}" for reason, num in status["refused"].items())
     if refused:
         click.echo(f"refused: {refused}")
+    for problem in status["problems"]:
+        click.echo(f"{problem}; the run goes on")
 
 
 def _status_row(worker: dict[str, Any]) -> tuple[str, ...]:

@@ -153,6 +153,11 @@ class Brain:
         if self._journal is not None:
             self._journal.flush()
 
+    @property
+    def problem(self) -> str:
+        """Why records of the journal wait; empty if none do."""
+        return self._journal.problem if self._journal is not None else ""
+
     def close(self) -> None:
         """Close the journal."""
         if self._engine is not None and self._journal is not None:

@@ -113,6 +113,10 @@ class Coordinator:
         self._brain.flush()
         self._record.flush()
 
+    def problems(self) -> list[str]:
+        """Which files cannot be written, and why."""
+        return [problem for problem in (self._brain.problem, self._record.problem) if problem]
+
     def close(self) -> None:
         """Close the journal and the record."""
         self._brain.close()

@@ -59,8 +59,8 @@ class MembershipRecord(
     effects: tuple[AnyEffect, ...] = ()
 
 
-_headers: Codec[RecordHeader] = Codec(RecordHeader)
-_records: Codec[MembershipRecord] = Codec(MembershipRecord)
+_headers: Codec[RecordHeader] = Codec(RecordHeader, checksum=True)
+_records: Codec[MembershipRecord] = Codec(MembershipRecord, checksum=True)
 
 
 class MembershipRecorder:
@@ -76,6 +76,11 @@ class MembershipRecorder:
                 self._lines.append(_headers.encode(RecordHeader()))
         except OSError as e:
             self._give_up(e)
+
+    @property
+    def problem(self) -> str:
+        """Why records wait; empty if none do."""
+        return self._lines.problem if self._lines is not None else ""
 
     def write(
         self,

@@ -17,6 +17,7 @@ import msgspec
 from evenstep.coordinate.term import TERM
 from evenstep.errors import ConfigError
 from evenstep.identity import TOKEN_BYTES, check_token
+from evenstep.lines import sync_folder
 from evenstep.processes import Liveness, ProcessIdentity
 from evenstep.types import WorkerId
 
@@ -46,7 +47,7 @@ class RunFolder:
         self.token = check_token(os.pread(lock, 4096, 0).decode(errors="replace"), f"{path}/token")
         self._newest = ""  # path of the newest checkpoint, as last seen
         self._unwritten = b""  # the address, while it cannot be written
-        self._address_problem = ""
+        self.problem = ""  # why the address cannot be written
         self._unread = ""  # why the checkpoints cannot be listed, as last logged
 
     @classmethod
@@ -73,6 +74,8 @@ class RunFolder:
             if os.write(lock, token) < len(token):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(lock)
+            sync_folder(path)
+            sync_folder(path.parent)
         except OSError as e:
             (path / "token").unlink()
             os.close(lock)
@@ -198,11 +201,11 @@ class RunFolder:
                 self._unwritten = b""
             except OSError as e:
                 problem = f"{self.path / 'address'}: cannot be written: {e.strerror}"
-        if problem and not self._address_problem:
+        if problem and not self.problem:
             log.error("%s; the run goes on, but commands do not find it", problem)
-        elif self._address_problem and not problem:
+        elif self.problem and not problem:
             log.warning("%s: is written now", self.path / "address")
-        self._address_problem = problem
+        self.problem = problem
 
     def write_tls_ca(self, certificate: Path | None) -> None:
         """Save the coordinator's certificate, without a key in the same file; None: no TLS."""

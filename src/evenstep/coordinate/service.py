@@ -123,7 +123,12 @@ class Service:
 
     def status(self) -> dict[str, Any]:
         """The run as operators see it."""
-        return {**status(self.state, self.now_s), "refused": dict(self.server.refused)}
+        problems = [*self.coordinator.problems(), self.folder.problem, self._claim_problem]
+        return {
+            **status(self.state, self.now_s),
+            "refused": dict(self.server.refused),
+            "problems": [problem for problem in problems if problem],
+        }
 
     async def _tick(self) -> None:
         while True:

@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from evenstep.errors import ConfigError, EvenstepError
+from evenstep.lines import sync_folder
 from evenstep.processes import Liveness, ProcessIdentity
 
 log = logging.getLogger("evenstep")
@@ -119,10 +120,13 @@ class Claim:
             self._write(replace(self._mine, fence=fence))
 
     def _write(self, term: Term) -> None:
+        durable = term.fence == self._mine.fence  # a claim; a fence would slow regrouping down
         with (self._folder / _PART).open("wb") as file:
             file.write(msgspec.json.encode(term))
             file.flush()
-            if term.fence == self._mine.fence:  # a claim; a fence would slow regrouping down
+            if durable:
                 os.fsync(file.fileno())
         (self._folder / _PART).rename(self._folder / TERM)
+        if durable:
+            sync_folder(self._folder)
         self._mine = term

@@ -17,7 +17,7 @@ import psutil
 
 from evenstep.launch.console import ConsoleOutput
 from evenstep.launch.gpus import GpuPool
-from evenstep.launch.output import start_drain
+from evenstep.launch.output import WorkerOutput
 from evenstep.lines import DISK_ERRORS
 from evenstep.processes import ProcessIdentity
 from evenstep.types import Launch, WorkerId
@@ -38,7 +38,7 @@ class LocalProcess:
     pidfd: int
     stat: int  # its /proc/PID/stat, kept open in case the pid is reused
     log: Path
-    drain: subprocess.Popen[bytes] | None = None  # writes the log; ends after the process
+    output: WorkerOutput | None = None  # None: likewise
 
     @classmethod
     def open(
@@ -46,12 +46,12 @@ class LocalProcess:
         process: subprocess.Popen[bytes] | None,
         pid: int,
         log: Path,
-        drain: subprocess.Popen[bytes] | None = None,
+        output: WorkerOutput | None = None,
     ) -> LocalProcess:
         """Raises ProcessLookupError or FileNotFoundError if the process has just ended."""
         pidfd = os.pidfd_open(pid)
         try:
-            return cls(process, pidfd, os.open(f"/proc/{pid}/stat", os.O_RDONLY), log, drain)
+            return cls(process, pidfd, os.open(f"/proc/{pid}/stat", os.O_RDONLY), log, output)
         except BaseException:
             os.close(pidfd)
             raise
@@ -67,6 +67,8 @@ class LocalProcess:
     def close(self) -> None:
         os.close(self.pidfd)
         os.close(self.stat)
+        if self.output is not None:
+            self.output.close()
 
     def signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -82,12 +84,12 @@ class LocalProcess:
 
 
 def register_process(
-    process: subprocess.Popen[bytes], log: Path, drain: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes], log: Path, output: WorkerOutput
 ) -> LocalProcess:
     """Write the pid file for the next coordinator, and watch the process; kill it on failure."""
     try:
         write_pid_file(process.pid, log.with_suffix(".pid"))
-        return LocalProcess.open(process, process.pid, log, drain)
+        return LocalProcess.open(process, process.pid, log, output)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -190,23 +192,24 @@ class LocalLauncher:
         path = self._logs / f"{worker}.log"
         with suppress(OSError):  # the drain makes it when there is room
             path.touch()
-        drain, output = start_drain(path)
+        output = WorkerOutput(path)
         self._console.follow(worker, path)
         try:
             try:
                 process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.DEVNULL,
-                    stdout=output,
+                    stdout=output.write_end,
                     stderr=subprocess.STDOUT,
                     env={**self._env, **self._gpus.assign(worker), "EVENSTEP_WORKER": worker},
                     start_new_session=True,  # Ctrl-C reaches only the coordinator
                 )
             finally:
-                os.close(output)
-            running = register_process(process, path, drain)
+                os.close(output.write_end)
+            running = register_process(process, path, output)
         except BaseException:
-            drain.wait()  # nobody prints any more
+            output.wait()  # nobody prints any more
+            output.close()
             self._gpus.release(worker)
             self._console.unfollow(worker)
             raise
@@ -225,6 +228,8 @@ class LocalLauncher:
             if running.process is not None and not pid_file.exists():
                 with suppress(psutil.Error):  # it has ended
                     write_pid_file(running.process.pid, pid_file)
+            if running.output is not None:
+                running.output.poll()
             if worker not in self._dying and (number := running.killed_by()):
                 self._dying.add(worker)
                 self._on_dying(worker, number)
@@ -244,7 +249,7 @@ class LocalLauncher:
     def _drained(self, worker: WorkerId, code: int, left_s: float) -> None:
         """Report the end of a worker, once the last of its output is in the log."""
         running = self._running[worker]
-        if running.drain is not None and running.drain.poll() is None and left_s > 0:
+        if running.output is not None and not running.output.poll() and left_s > 0:
             loop = asyncio.get_running_loop()
             loop.call_later(DRAIN_POLL_S, self._drained, worker, code, left_s - DRAIN_POLL_S)
             return

@@ -19,29 +19,60 @@ CHUNK_BYTES = 2**16
 PIPE_BYTES = 2**20  # as much as a worker may print before it has to wait for the drain
 
 
-def start_drain(log: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """The process that drains a new pipe into a log, and the pipe's end to print into.
+class WorkerOutput:
+    """The pipe that a worker prints into, and the process that drains it into the log.
 
-    The process ends when every copy of that end is closed.
+    `write_end` is for the worker; close it once the worker has it. The worker can read from it too,
+    so that its writes never fail, whoever else is killed: they wait. The read end is kept here for
+    another drain, should somebody kill the first.
     """
-    read_end, write_end = os.pipe()
-    try:
-        with suppress(OSError):  # this user's pipes are limited
-            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        command = [sys.executable, "-I", "-S", __file__, str(log)]
-        drain = subprocess.Popen(
-            command,
-            stdin=read_end,
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._read_end, write_only = os.pipe()
+        try:
+            with suppress(OSError):  # this user's pipes are limited
+                fcntl.fcntl(write_only, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            self._drain = self._start_drain()
+            self.write_end = os.open(f"/proc/self/fd/{write_only}", os.O_RDWR | os.O_CLOEXEC)
+        except BaseException:
+            os.close(self._read_end)
+            raise
+        finally:
+            os.close(write_only)
+
+    @property
+    def drain_pid(self) -> int:
+        return self._drain.pid
+
+    def poll(self) -> bool:
+        """Start another drain if somebody killed it. True: the output has ended and is in the log.
+
+        It ends when every copy of the write end is closed.
+        """
+        code = self._drain.poll()
+        if code is not None and code < 0:
+            with suppress(OSError):  # no process can be started now; maybe next time
+                self._drain = self._start_drain()
+            return False
+        return code is not None
+
+    def wait(self) -> None:
+        """Wait for the end of the output."""
+        self._drain.wait()
+
+    def close(self) -> None:
+        """Give the pipe up; what drains it runs on until the output ends."""
+        os.close(self._read_end)
+
+    def _start_drain(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, str(self._log)],
+            stdin=self._read_end,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # it ends with the worker, not with the coordinator
         )
-    except BaseException:
-        os.close(write_end)
-        raise
-    finally:
-        os.close(read_end)
-    return drain, write_end
 
 
 def drain(source: int, path: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.testbed.disk import failing_disk
 from torch import nn
 
 import evenstep
@@ -289,12 +290,24 @@ def run(script: str, *args: str) -> subprocess.Popen[str]:
 def test_a_full_disk_is_logged_once_and_training_goes_on(tmp_path: Path) -> None:
     output, _ = run(FILLS, str(tmp_path)).communicate(timeout=DEADLINE_S)
     one, four = "step-00000001.pt", "step-00000004.pt"
-    first, failed, second, third, fourth, again, fifth = output.splitlines()
+    first, failed, second, third, back, fourth, again, fifth = output.splitlines()
     assert first == second == third == str([one])
     assert fourth == fifth == str([one, four])
     assert failed.startswith("checkpoint of step 2 not written: ")
     assert "File too large" in failed
+    assert back == "checkpoints are written again, that of step 4"
     assert again.startswith("checkpoint of step 5 not written: ")
+
+
+def test_a_read_only_disk_is_logged_once(tmp_path: Path, warnings: Callable[[], list[str]]) -> None:
+    with failing_disk(tmp_path / "disk") as disk:
+        save(disk.path / "checkpoints", 1)
+        disk.make_read_only()
+        checkpoints = save(disk.path / "checkpoints", 2, 3)
+        assert warnings() == ["checkpoint of step 2 not written: OSError: Read-only file system"]
+        newest = checkpoints.newest()
+        assert newest is not None
+        assert newest.step == 1
 
 
 # Damage.

@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +23,7 @@ import torch
 
 from evenstep import __version__
 from evenstep.errors import ConfigError, EvenstepError
+from evenstep.lines import sync_folder
 from evenstep.train.failpoint import failpoint
 from evenstep.train.recover.flatten import bytes_of, flatten, tensor_paths, unflatten
 from evenstep.train.recover.state import TrainingState
@@ -152,6 +153,8 @@ class Checkpoints:
                     return
             try:
                 self._write(snapshot)
+                if self._logged:
+                    log.warning("checkpoints are written again, that of step %d", snapshot.step)
                 self._logged = ""
             except Exception as e:  # training goes on without it, for example on a full disk
                 problem = _root_cause(e)
@@ -190,7 +193,7 @@ class Checkpoints:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         # Later ones exist if they were damaged and the run resumed from an older one: ignore them.
         files = [path for path in self._files() if _step_of(path) <= snapshot.step]
         for old in files[: -self.keep]:
@@ -283,20 +286,12 @@ def _root_cause(error: BaseException) -> str:
     """The first error in the chain: torch raises its own on top of a full disk's."""
     while error.__context__ is not None:
         error = error.__context__
-    return f"{type(error).__name__}: {error}"
+    # Without its file name, which has the step in it.
+    problem = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return f"{type(error).__name__}: {problem}"
 
 
 def _step_of(path: Path) -> int:
     found = NAME.fullmatch(path.name)
     assert found is not None
     return int(found[1])
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # not every file system supports it
-            os.fsync(file)
-    finally:
-        os.close(file)
