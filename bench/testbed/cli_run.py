@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import psutil
@@ -65,7 +65,7 @@ class CliRun(LiveRun):
                 [*command, *self.command], stdout=log, stderr=subprocess.STDOUT, env=self._env
             )
 
-    def __enter__(self) -> CliRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -83,9 +83,10 @@ class CliRun(LiveRun):
     def _kill_workers(self) -> None:
         """Kill workers that outlived their coordinator."""
         for file in self.folder.glob("logs/*.pid"):
-            worker = msgspec.json.decode(file.read_bytes(), type=ProcessIdentity)
-            if worker.liveness() is Liveness.ALIVE:
-                os.kill(worker.pid, signal.SIGKILL)
+            with suppress(OSError):  # the disk fails, or it has just ended
+                worker = msgspec.json.decode(file.read_bytes(), type=ProcessIdentity)
+                if worker.liveness() is Liveness.ALIVE:
+                    os.kill(worker.pid, signal.SIGKILL)
 
     def wait_for_exit(self, pid: int) -> None:
         """Wait for a process that is not our child."""

@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--slow", default="", help="workers slowed down threefold, while held")
     parser.add_argument("--slow-from", type=int, default=0, help="step at which --slow begins")
     parser.add_argument("--sum", action="store_true", help="call session.sum in every step")
+    parser.add_argument("--prints", type=int, default=0, help="characters printed in every step")
     parser.add_argument("--asleep", default="", help="POINT-STEP at which held workers sleep")
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
@@ -220,6 +221,8 @@ def main() -> None:
                 if not session.void:
                     ledger.commit()
                 faults.at("stepped")
+                if args.prints:
+                    print("x" * args.prints, flush=True)
                 hold.sleep(args.asleep, f"stepped-{session.step}")
                 scheduler.step()
                 if not session.void:

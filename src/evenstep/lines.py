@@ -84,7 +84,7 @@ class LineFile:
 
     def sync(self) -> None:
         """Force what was written to the disk."""
-        self._must_sync = True
+        self._must_sync = not self._closed
         self.flush()
 
     def flush(self) -> None:
@@ -105,8 +105,9 @@ class LineFile:
             self._recovered()
 
     def close(self) -> None:
-        """Write what waits, if that is possible, and close the file."""
-        self.flush()
+        """Write and sync what waits, if that is possible, and close the file."""
+        self.sync()
+        self.flush()  # once more: the first may have told of an error that has passed
         if self._file >= 0:
             os.close(self._file)
         self._file, self._closed = -1, True

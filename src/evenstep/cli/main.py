@@ -5,6 +5,8 @@ Imports nothing heavy, so that `evenstep --help` answers at once.
 
 from __future__ import annotations
 
+import atexit
+import gc
 from importlib import import_module
 
 import click
@@ -66,3 +68,4 @@ class Commands(click.Group):
 @click.version_option(__version__, message="evenstep %(version)s")
 def main() -> None:
     """Even steps on uneven machines: data-parallel PyTorch training on mixed clusters."""
+    atexit.register(gc.freeze)  # else Python's exit frees all objects one by one: 0.1 s of CPU time

@@ -42,6 +42,7 @@ class Service:
         self.server = Server(folder.token, self)
         self._claim = Claim(folder.path, terms.lease_s)
         self._claim_problem, self._claim_checked_s = "", time.monotonic()
+        self._announced, self._fence_problem = 0, ""
         self._zero_s = time.monotonic()
         self._ended = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
@@ -123,7 +124,10 @@ class Service:
 
     def status(self) -> dict[str, Any]:
         """The run as operators see it."""
-        problems = [*self.coordinator.problems(), self.folder.problem, self._claim_problem]
+        problems = [
+            *self.coordinator.problems(),
+            *(self.folder.problem, self._claim_problem, self._fence_problem),
+        ]
         return {
             **status(self.state, self.now_s),
             "refused": dict(self.server.refused),
@@ -135,6 +139,8 @@ class Service:
             self.handle(ev.Tick())
             self.coordinator.flush()
             self.folder.flush()
+            if self._fence_problem:
+                self._move_fence()
             await asyncio.sleep(TICK_S)
 
     def _open_journal(self, settings: Settings, about: dict[str, Any]) -> Journal | None:
@@ -168,16 +174,24 @@ class Service:
                 problem = f"cannot do {what!r}; known: status, scale, drain, stop"
                 reply(Answer(problem=problem))
 
-    def _may_announce(self, generation: int) -> bool:
-        """Fence off the checkpoints of workers that do not hear of a generation."""
+    def _move_fence(self) -> bool:
+        """Fence off the checkpoints of workers that do not hear of the newest generation.
+
+        False: another coordinator has the run.
+        """
+        path, problem = self.folder.path / TERM, ""
         try:
-            self._claim.move_fence(generation)
+            self._claim.move_fence(self._announced)
         except TermOverError:
             self._claim_checked_s = -math.inf  # the next input ends the run
             return False
         except OSError as e:
-            text = "%s: cannot be written: %s; workers of older generations may write checkpoints"
-            log.error(text, self.folder.path / TERM, e.strerror)
+            problem = f"{path}: cannot be written: {e.strerror}"
+        if problem and not self._fence_problem:
+            log.error("%s; workers of older generations may write checkpoints meanwhile", problem)
+        elif self._fence_problem and not problem:
+            log.warning("%s: is written again", path)
+        self._fence_problem = problem
         return True
 
     def perform(self, effect: ev.OutwardEffect) -> None:
@@ -186,8 +200,11 @@ class Service:
             case ev.Send(message=Lease()) if self._claim_problem:
                 pass
             case ev.Send(workers=workers, message=message):
-                if not isinstance(message, Generation) or self._may_announce(message.number):
-                    self.server.send(message, *workers)
+                if isinstance(message, Generation):
+                    self._announced = message.number
+                    if not self._move_fence():
+                        return
+                self.server.send(message, *workers)
             case ev.HangUp(worker=worker):
                 self.server.hang_up(worker)
             case ev.MarkStopping():

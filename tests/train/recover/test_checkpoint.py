@@ -373,6 +373,7 @@ def test_a_damaged_checkpoint_is_logged_and_the_one_before_it_loaded(
     assert [("step-00000002.pt" in message) for message in warnings()] == [True] * (
         damage is not Path.unlink
     )
+    assert max(tmp_path.glob("*.pt")) == found.path  # nobody takes the damaged one for the newest
 
 
 def test_a_run_that_resumed_before_damaged_checkpoints_keeps_its_new_ones(tmp_path: Path) -> None:
@@ -384,7 +385,8 @@ def test_a_run_that_resumed_before_damaged_checkpoints_keeps_its_new_ones(tmp_pa
     assert found is not None
     assert found.step == 3
     save(tmp_path, 9, 10, keep=2)
-    assert names(tmp_path) == ["step-00000009.pt", "step-00000010.pt"]
+    aside = ["step-00000008.pt.damaged", "step-00000009.pt.damaged"]
+    assert names(tmp_path) == sorted([*aside, "step-00000009.pt", "step-00000010.pt"])
 
 
 def test_an_unknown_format_is_refused_and_not_skipped(tmp_path: Path) -> None:

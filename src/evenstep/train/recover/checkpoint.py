@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -116,16 +116,20 @@ class Checkpoints:
         self._reusable = []
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is intact; None if there is none."""
+        """The newest checkpoint that is intact; None if there is none.
+
+        Damaged ones that are newer are renamed, so that nobody takes them for the newest.
+        """
         for path in reversed(self._files()):
             try:
                 found = load_checkpoint(path)
                 if self._fence and found.run not in ("", self._fence.run):
-                    problem = f"is of run {found.run}, and this is run {self._fence.run}"
-                    raise CheckpointError(str(path), problem)
+                    whose = f"is of run {found.run}, and this is run {self._fence.run}"
+                    log.warning("%s: %s; trying an older checkpoint", path, whose)
+                    continue
                 return found
             except CheckpointError as e:
-                log.warning("%s; trying an older checkpoint", e)
+                log.warning("%s; %strying an older checkpoint", e, _set_aside(path, e))
         return None
 
     def age_s(self) -> float:
@@ -289,6 +293,16 @@ def _root_cause(error: BaseException) -> str:
     # Without its file name, which has the step in it.
     problem = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return f"{type(error).__name__}: {problem}"
+
+
+def _set_aside(path: Path, error: CheckpointError) -> str:
+    """Rename a damaged checkpoint, unless the disk or memory is to blame; says so."""
+    aside = path.with_name(f"{path.name}.damaged")
+    if not isinstance(error.__cause__, OSError | MemoryError):
+        with suppress(OSError):
+            path.rename(aside)
+            return f"kept as {aside.name}, "
+    return ""
 
 
 def _step_of(path: Path) -> int:
