@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evenstep.coordinate import server
-from evenstep.coordinate.client import NoAnswerError, ask, connect
+from evenstep.coordinate.client import HungUpError, NoAnswerError, ask, connect
 from evenstep.coordinate.run_folder import TLS, RunFolder
 from evenstep.coordinate.tls import (
     TlsSocket,
@@ -83,6 +83,23 @@ def test_strangers_that_do_not_begin_tls_keep_nobody_out(
     eventually(lambda: run.ask("status")["refused"]["too many at once"] >= 15)
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_coordinator_that_resets_a_handshake_has_hung_up() -> None:
+    """So a worker's first connection to a busy one is tried again."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def reset() -> None:
+        there, _ = listener.accept()
+        there.recv(1)  # the rest of the hello is unread: the kernel resets the connection
+        there.close()
+
+    thread = threading.Thread(target=reset, daemon=True)
+    thread.start()
+    with pytest.raises(HungUpError):
+        connect("127.0.0.1", listener.getsockname()[1], WAIT_S, OTHER)
+    thread.join(WAIT_S)
+    listener.close()
 
 
 def test_what_is_not_tls_is_counted(run: Hosted) -> None:

@@ -275,8 +275,10 @@ def _new_certificate(make: bool, own: Path | None) -> tuple[str, bytes]:
     """Of a new run: the certificate's fingerprint, and what to keep in its folder."""
     if own is not None:
         return pem_fingerprint(own, own.read_bytes()), b""
-    pem = make_certificate() if make else b""
-    return pem_fingerprint(Path(TLS), pem) if make else "", pem
+    if not make:
+        return "", b""
+    pem = make_certificate()
+    return pem_fingerprint(Path(TLS), pem), pem
 
 
 def _server_tls(

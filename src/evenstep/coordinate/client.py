@@ -51,7 +51,7 @@ def connect(host: str, port: int, timeout_s: float, fingerprint: str = "") -> so
                 "this the right address? If it is, copy the run's file `token` again."
             )
         return connection
-    except ssl.SSLEOFError:
+    except (ssl.SSLEOFError, ConnectionResetError):
         connection.close()
         raise HungUpError(f"the coordinator at {address} hung up; is it ending?") from None
     except ssl.SSLError as e:
