@@ -15,9 +15,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from evenstep.coordinate.client import ask
+from evenstep.cli.operators import ask_coordinator
 from evenstep.coordinate.run_folder import RunFolder
-from evenstep.messages import Ask
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -321,9 +320,7 @@ def torchft_python(folder: Path, version: str) -> str:
 
 def ask_run(folder: Path, what: str, **more: Any) -> dict[str, Any]:
     """The answer of the coordinator of the run in a folder."""
-    host, _, port = (folder / "address").read_text().strip().rpartition(":")
-    token = (folder / "token").read_text().strip()
-    return ask(host, int(port), token, Ask(proof="", what=what, **more))
+    return ask_coordinator(str(folder), None, what, **more)
 
 
 def free_port() -> int:

@@ -20,7 +20,9 @@ import psutil
 
 from bench.jobs import BIN, BOUND_S, ENVIRONMENT, end_process
 from evenstep import messages as msg
-from evenstep.coordinate.client import NoAnswerError, ask
+from evenstep.cli.operators import ask_coordinator
+from evenstep.coordinate.client import NoAnswerError
+from evenstep.errors import ConfigError
 
 IDLE, TURN_S, TURNS = 200, 2.0, 6
 SCRIPT = """
@@ -131,8 +133,6 @@ def _step_after(run: Path, step: int) -> None:
 
 def _status(run: Path) -> dict[str, Any]:
     try:
-        host, _, port = (run / "address").read_text().split()[0].rpartition(":")
-        token = (run / "token").read_text().strip()
-        return ask(host, int(port), token, msg.Ask(proof="", what="status"))
-    except (NoAnswerError, OSError, IndexError):
+        return ask_coordinator(str(run), None, "status")
+    except (NoAnswerError, ConfigError):
         return {}

@@ -263,6 +263,13 @@ MUTANTS = [
         "d.put(replace(spare, begun=True, reachable=False))",
         f"tests/coordinate/test_spares.py {SCALING} -k spare",
     ),
+    # Whom clients trust.
+    Mutant(
+        COORDINATE + "client.py",
+        "        if encrypted.fingerprint != fingerprint:",
+        "        if False:",
+        "tests/coordinate/test_tls.py",
+    ),
     # Decisions.
     Mutant(
         DECIDE + "split.py",

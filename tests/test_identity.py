@@ -16,13 +16,15 @@ from evenstep.cli.endpoint import find_coordinator
 from evenstep.cli.main import main
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.errors import ConfigError, InvalidInputError
-from evenstep.identity import check_token, run_id
+from evenstep.identity import parse_credentials, run_id
 from evenstep.launch.environment import read_environment
 from evenstep.messages import from_client, from_stranger
 from tests.coordinate.fake import ready
 
 TOKEN = "0123456789abcdef" * 2
 BAD_TOKENS = ["", "\n", "t", TOKEN[1:], "\0" * 64, "not hex " * 8, TOKEN + "\n" + TOKEN]
+BAD_TOKENS += ["sha256:" + "0f" * 32, f"{TOKEN}\nsha256:0f", f"{TOKEN} sha256:{'0f' * 32} x"]
+FINGERPRINT = "sha256:" + "0f" * 32
 BAD_NAMES = ["../../../x", "/x", ".x", "a b", "x\n", "a/b", "x" * 65, "\x1b[2J"]
 
 
@@ -64,8 +66,9 @@ def test_a_short_token_is_refused_by_every_reader(
     (tmp_path / "token").write_text(token)
     with pytest.raises(ConfigError, match=r"holds no token: .* begin a new run"):
         read(tmp_path)
-    (tmp_path / "token").write_text(TOKEN + "\n")
-    read(tmp_path)
+    for valid in (TOKEN, f"{TOKEN}\n", f"{TOKEN}\n{FINGERPRINT}\n"):
+        (tmp_path / "token").write_text(valid)
+        read(tmp_path)
 
 
 def test_a_run_on_a_full_disk_leaves_no_empty_token(
@@ -90,8 +93,13 @@ def test_a_new_run_does_not_take_over_the_checkpoints_of_another(tmp_path: Path)
     assert not (tmp_path / "token").exists()
 
 
+def test_a_token_file_may_have_the_fingerprint_of_a_certificate() -> None:
+    assert parse_credentials(f"{TOKEN}\n", "token") == (TOKEN, "")
+    for between in ("\n", " ", "\r\n"):  # as a file, as a variable, copied by another system
+        assert parse_credentials(TOKEN + between + FINGERPRINT, "token") == (TOKEN, FINGERPRINT)
+
+
 def test_a_run_id_is_public_and_tells_tokens_apart() -> None:
-    assert check_token(TOKEN + "\n", "token") == TOKEN
     assert len({run_id(TOKEN), run_id(TOKEN + "0")}) == 2
     assert run_id(TOKEN) not in TOKEN
 

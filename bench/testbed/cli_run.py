@@ -18,8 +18,9 @@ import psutil
 
 from bench.testbed.live_run import SCRIPT, Fault, LiveRun
 from bench.testbed.source_tree import PYTHONPATH
-from evenstep.coordinate.client import NoAnswerError, ask
-from evenstep.messages import Ask
+from evenstep.cli.operators import ask_coordinator
+from evenstep.coordinate.client import NoAnswerError
+from evenstep.errors import ConfigError
 from evenstep.processes import Liveness, ProcessIdentity
 
 Popen = Callable[..., subprocess.Popen[Any]]
@@ -94,14 +95,12 @@ class CliRun(LiveRun):
             psutil.Process(pid).wait()
 
     def ask(self, what: str, **more: Any) -> dict[str, Any]:
-        host, _, port = (self.folder / "address").read_text().strip().rpartition(":")
-        token = (self.folder / "token").read_text().strip()
-        return ask(host, int(port), token, Ask(proof="", what=what, **more))
+        return ask_coordinator(str(self.folder), None, what, **more)
 
     def status(self) -> dict[str, Any]:
         try:
             return self.ask("status")
-        except (NoAnswerError, FileNotFoundError, ValueError):
+        except (NoAnswerError, ConfigError):
             return {}
 
     @property

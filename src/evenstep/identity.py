@@ -1,9 +1,10 @@
-"""Names that everybody must agree on: a run's token and id, and what a worker may be called."""
+"""What everybody must agree on: a run's credentials and id, and what a worker may be called."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from typing import NamedTuple
 
 from evenstep.errors import ConfigError
 
@@ -13,22 +14,34 @@ TOKEN_BYTES = 32
 WORKER_NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"
 """Worker names are file names in the run folder and words in commands."""
 
-_TOKEN = re.compile(r"[0-9A-Fa-f]{32,}")  # 128 bits or more
+FINGERPRINT = "sha256:"
+"""Begins the fingerprint of a certificate; 64 hex digits follow."""
+
+# A token of 128 bits or more; then, if the coordinator speaks TLS, its certificate.
+_CREDENTIALS = re.compile(rf"([0-9A-Fa-f]{{32,}})(?:\s+({FINGERPRINT}[0-9a-f]{{64}}))?")
 _NAME = re.compile(WORKER_NAME)
 
 
-def check_token(text: str, field: str, source: str = "") -> str:
-    """`text` without surrounding whitespace; a ConfigError unless it is a token of 128 bits."""
-    token = text.strip()
-    if not _TOKEN.fullmatch(token):
+class Credentials(NamedTuple):
+    """What a run's file `token` holds, a line each; EVENSTEP_TOKEN may hold the same."""
+
+    token: str
+    fingerprint: str = ""  # of the coordinator's certificate; empty: it does not speak TLS
+
+
+def parse_credentials(text: str, field: str, source: str = "") -> Credentials:
+    """The content of a token file; a ConfigError unless its token has 128 bits."""
+    found = _CREDENTIALS.fullmatch(text.strip())
+    if found is None:
         raise ConfigError(
             field,
-            f"holds no token: expected 32 hex digits or more, got {len(token)} characters. Was "
-            "the disk full when it was written? Copy the file `token` from where the run still "
-            "has it, or begin a new run",
+            "holds no token: expected 32 hex digits or more, and with TLS a second line of "
+            f"`{FINGERPRINT}` and 64 hex digits, got {len(text.strip())} characters. Was the disk "
+            "full when it was written? Copy the file `token` from where the run still has it, or "
+            "begin a new run",
             source,
         )
-    return token
+    return Credentials(*found.groups(default=""))
 
 
 def run_id(token: str) -> str:

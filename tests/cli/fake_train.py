@@ -25,7 +25,8 @@ def main(num_steps: int, wrong: str = "", who: str = "") -> None:
     assert isinstance(where, CoordinatorAddress)
     if wrong == "import" and where.worker == who:
         raise ImportError("no module named tensorbored")
-    worker = FakeWorker(f"{where.host}:{where.port}", where.token, where.worker)
+    address = f"{where.host}:{where.port}"
+    worker = FakeWorker(address, where.token, where.worker, fingerprint=where.fingerprint)
     counter = Path(worker.welcome.run) / "steps"
     say(f"{worker.id} is here, resuming {worker.welcome.resume or 'nothing'}")
     signal.signal(signal.SIGTERM, lambda *_: worker.say(Leaving(why="SIGTERM")))

@@ -18,7 +18,7 @@ from evenstep.cli.operators import ask_coordinator
 from evenstep.coordinate.client import ask_from
 from evenstep.errors import ConfigError
 from evenstep.messages import Ask
-from tests.coordinate.hosted import hosted, make_certificate, speaking_tls
+from tests.coordinate.hosted import hosted
 
 BOUND_S = 600.0
 
@@ -45,11 +45,10 @@ def environment_of(*args: str | Path) -> dict[str, Any]:
 
 
 def test_the_certificate_of_a_run_is_passed_to_the_worker(tmp_path: Path, script: Path) -> None:
-    cert, key = make_certificate(tmp_path, "known")
-    with hosted(tmp_path / "run", tls=speaking_tls(cert, key)) as run:
-        run.service.folder.write_tls_ca(cert)
+    with hosted(tmp_path / "run", tls=True) as run:
         env = environment_of(tmp_path / "run", script)
-    assert env["EVENSTEP_TLS_CA"] == str(tmp_path / "run" / "tls.pem")
+    assert env["EVENSTEP_TOKEN"].split() == (tmp_path / "run" / "token").read_text().split()
+    assert env["EVENSTEP_TOKEN"].split() == [run.token, run.fingerprint]
     assert env["EVENSTEP_COORDINATOR"] == run.address
 
 
@@ -80,10 +79,7 @@ def test_a_worker_advertises_its_address_towards_the_coordinator(
 def test_on_its_own_host_a_run_on_all_addresses_is_reached_by_loopback(
     tmp_path: Path,
 ) -> None:
-    """The certificate proves it: it is valid for 127.0.0.1 only."""
-    cert, key = make_certificate(tmp_path, "known")
-    with hosted(tmp_path / "run", tls=speaking_tls(cert, key), at="0.0.0.0") as run:
-        run.service.folder.write_tls_ca(cert)
+    with hosted(tmp_path / "run", at="0.0.0.0", tls=True):
         coordinator = find_coordinator(str(tmp_path / "run"))
         assert ask_coordinator(str(tmp_path / "run"), None, "status")["state"] == "starting"
         assert advertised_address(coordinator.host, "127.0.0.1") == advertised_address(

@@ -14,6 +14,8 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, Self, TypeVar
 
+from evenstep.coordinate.client import connect
+from evenstep.coordinate.tls import TlsSocket
 from evenstep.messages import (
     COORDINATOR,
     Alive,
@@ -57,11 +59,19 @@ def ready(**changes: Any) -> Ready:
     return Ready(**{**facts, "settings": {**facts["settings"], "batch": batch}})
 
 
+def eventually(what: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    until_s = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
 class Line:
     """One connection to a coordinator, spoken by hand."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._socket = socket.create_connection((host, port), WAIT_S)
+    def __init__(self, host: str, port: int, fingerprint: str = "") -> None:
+        self._socket = connect(host, port, WAIT_S, fingerprint)
         self._held = b""
         self.greeting = self.hear(Greeting)
 
@@ -76,7 +86,9 @@ class Line:
         until_s = time.monotonic() + wait_s
         while b"\n" not in self._held:
             left_s = max(0.0, until_s - time.monotonic())
-            if not select.select([self._socket], [], [], left_s)[0]:
+            if isinstance(self._socket, TlsSocket):
+                pass  # it may hold what was received, and waits by itself for WAIT_S
+            elif not select.select([self._socket], [], [], left_s)[0]:
                 return None
             try:
                 chunk = self._socket.recv(2**16)
@@ -117,9 +129,15 @@ class FakeWorker(Line):
     """A worker that was let in."""
 
     def __init__(
-        self, where: str, token: str, worker: str = "", generation: int = 0, **ready_with: Any
+        self,
+        where: str,
+        token: str,
+        worker: str = "",
+        generation: int = 0,
+        fingerprint: str = "",
+        **ready_with: Any,
     ) -> None:
-        self._where, self._token = where, token
+        self._where, self._token, self._fingerprint = where, token, fingerprint
         self.deaf = threading.Event()  # it reads nothing more
         self.generation: Generation | None = None
         self._dial(worker, generation)
@@ -129,7 +147,7 @@ class FakeWorker(Line):
     def _dial(self, worker: str, generation: int) -> None:
         self._heard: queue.Queue[ToClient | None] | None = None
         host, _, port = self._where.rpartition(":")
-        super().__init__(host, int(port))
+        super().__init__(host, int(port), self._fingerprint)
         nonce = secrets.token_hex(16)
         self.say(
             Hello(
@@ -156,6 +174,8 @@ class FakeWorker(Line):
                 if isinstance(message, Listen):
                     self.say(Listening(probe=message.probe))  # it does not listen anywhere
                 heard.put(message)
+        if isinstance(self._socket, TlsSocket):  # the other side waits for it
+            self.close()
         heard.put(None)
 
     def poll(self, wait_s: float = WAIT_S) -> ToClient | None:

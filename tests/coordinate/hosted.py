@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -13,17 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
-
 from evenstep.coordinate.client import ask
 from evenstep.coordinate.events import Ending, Terms
-from evenstep.coordinate.run_folder import RunFolder
+from evenstep.coordinate.run_folder import TLS, RunFolder
 from evenstep.coordinate.service import Service
+from evenstep.coordinate.tls import make_certificate, pem_fingerprint, server_context
 from evenstep.messages import Ask
 from tests.coordinate.fake import WAIT_S, FakeWorker
 
 T = TypeVar("T")
-NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
 
 
 class Hosted:
@@ -31,19 +26,20 @@ class Hosted:
 
     def __init__(self, service: Service, loop: asyncio.AbstractEventLoop, address: str) -> None:
         self.service, self.address, self._loop = service, address, loop
-        self.token = service.folder.token
+        self.token, self.fingerprint = service.folder.token, service.folder.fingerprint
         self.name, _, port = address.rpartition(":")
         self.port = int(port)
         self.workers: list[FakeWorker] = []
 
     def worker(self, worker: str = "", generation: int = 0, **ready_with: Any) -> FakeWorker:
         """A worker that connects; it hangs up after the coordinator, if not before."""
-        self.workers.append(FakeWorker(self.address, self.token, worker, generation, **ready_with))
+        known = {"fingerprint": self.fingerprint, **ready_with}
+        self.workers.append(FakeWorker(self.address, self.token, worker, generation, **known))
         return self.workers[-1]
 
     def ask(self, what: str, *, num_workers: int = 0, worker: str = "") -> dict[str, Any]:
         asked = Ask(proof="", what=what, num_workers=num_workers, worker=worker)
-        return ask(self.name, self.port, self.token, asked)
+        return ask(self.name, self.port, self.token, asked, self.fingerprint)
 
     def ending(self) -> Ending:
         """How the run ended, once it has."""
@@ -68,18 +64,23 @@ def hosted(
     path: Path,
     terms: Terms | None = None,
     port: int = 0,
-    tls: ssl.SSLContext | None = None,
     at: str = "127.0.0.1",
+    *,
+    tls: bool = False,
 ) -> Iterator[Hosted]:
-    """A coordinator in a folder, new or to go on with, until the context is left."""
+    """A coordinator in a folder, new or to go on with, until the context is left.
+
+    `tls`: a new run gets a certificate.
+    """
     begun: Future[Hosted] = Future()
     end = asyncio.Event()
 
     async def run() -> None:
         try:
-            folder = RunFolder.open(path) if path.exists() else RunFolder.make(path)
+            folder = RunFolder.open(path) if path.exists() else make_folder(path, tls)
             service = Service(folder, terms or Terms(run=str(path)), {})
-            address = await service.open(at, port, tls)
+            context = server_context(folder.path / TLS) if folder.fingerprint else None
+            address = await service.open(at, port, context)
         except BaseException as e:
             begun.set_exception(e)
             return
@@ -103,34 +104,9 @@ def hosted(
         assert not thread.is_alive()
 
 
-def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A certificate of this machine's own making, and its key."""
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    how = f"-x509 -days 2 -subj /CN=here -keyout {key} -out {cert}"
-    _openssl(f"req {NEW_KEY} {how} -addext subjectAltName=IP:127.0.0.1")
-    return cert, key
-
-
-def make_signed_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A certificate that an authority has signed, whose own is not in it, and its key."""
-    authority, its_key = make_certificate(folder, f"{name}-authority")
-    cert, key, request = (folder / f"{name}{end}" for end in (".pem", ".key", ".csr"))
-    (names := folder / f"{name}.names").write_text("subjectAltName=IP:127.0.0.1")
-    _openssl(f"req {NEW_KEY} -subj /CN=signed -keyout {key} -out {request}")
-    by = f"-CA {authority} -CAkey {its_key} -set_serial 1 -days 2 -extfile {names}"
-    _openssl(f"x509 -req -in {request} {by} -out {cert}")
-    return cert, key
-
-
-def speaking_tls(cert: Path, key: Path) -> ssl.SSLContext:
-    """What a coordinator with a certificate listens with."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    return context
-
-
-def _openssl(args: str) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
-    subprocess.run([openssl, *args.split()], check=True, capture_output=True, timeout=WAIT_S)
+def make_folder(path: Path, tls: bool) -> RunFolder:
+    """The folder of a new run, as `evenstep run` and `evenstep run --tls` make it."""
+    if not tls:
+        return RunFolder.make(path)
+    pem = make_certificate()
+    return RunFolder.make(path, pem_fingerprint(path / TLS, pem), pem)

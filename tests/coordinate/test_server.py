@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
@@ -32,13 +31,10 @@ from evenstep.messages import (
     proves,
     to_client,
 )
-from tests.coordinate.fake import WAIT_S, FakeWorker, Line
+from tests.coordinate.fake import WAIT_S, FakeWorker, Line, eventually
 from tests.coordinate.hosted import (
     Hosted,
     hosted,
-    make_certificate,
-    make_signed_certificate,
-    speaking_tls,
 )
 
 
@@ -51,13 +47,6 @@ def run(tmp_path: Path) -> Iterator[Hosted]:
 def still_answers(worker: FakeWorker) -> bool:
     worker.beat()
     return True
-
-
-def eventually(what: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 def dial(run: Hosted) -> Line:
@@ -273,37 +262,3 @@ def test_a_worker_that_floods_is_read_slowly_and_harms_nobody(
         eventually(lambda: f"{flood.id} sends over" in caplog.text)
         assert still_answers(other)
         assert sum(isinstance(m, Lease) for m in flood.waiting()) < 10
-
-
-def test_with_tls_the_certificate_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "PROOF_S", 0.5)  # who speaks plain text waits for so long
-    cert, key = make_certificate(tmp_path, "known")
-    tls = speaking_tls(cert, key)
-    status = Ask(proof="", what="status")
-    with hosted(tmp_path / "run", tls=tls) as run:
-        told = ask(run.name, run.port, run.token, status, tls_ca=str(cert))
-        assert told["state"] == "starting"
-        with pytest.raises(NoAnswerError):
-            ask(run.name, run.port, run.token, status)  # in plain text
-    with hosted(tmp_path / "other", tls=tls) as run:
-        unknown = make_certificate(tmp_path, "unknown")[0]
-        with pytest.raises(NoAnswerError, match="CERTIFICATE_VERIFY_FAILED"):
-            ask(run.name, run.port, run.token, status, tls_ca=str(unknown))
-
-
-def test_a_coordinator_that_listens_everywhere_is_known_by_the_address_that_is_dialled(
-    tmp_path: Path,
-) -> None:
-    cert, key = make_certificate(tmp_path, "known")
-    with hosted(tmp_path / "run", tls=speaking_tls(cert, key), at="0.0.0.0") as run:
-        told = ask("0.0.0.0", run.port, run.token, Ask(proof="", what="status"), tls_ca=str(cert))
-        assert told["state"] == "starting"
-
-
-def test_a_certificate_that_somebody_signed_is_known_by_itself(tmp_path: Path) -> None:
-    cert, key = make_signed_certificate(tmp_path, "signed")
-    with hosted(tmp_path / "run", tls=speaking_tls(cert, key)) as run:
-        status = Ask(proof="", what="status")
-        assert ask(run.name, run.port, run.token, status, tls_ca=str(cert))["state"] == "starting"

@@ -38,7 +38,7 @@ from evenstep.messages import (
 from evenstep.simulate.replay import replay
 from evenstep.types import Joined, Left, Lost, Regroup, StepDone
 from tests.coordinate.fake import FakeWorker, Line
-from tests.coordinate.hosted import Hosted, hosted, make_certificate
+from tests.coordinate.hosted import Hosted, hosted
 from tests.decide.uncapped import Uncapped
 
 
@@ -491,17 +491,6 @@ def test_a_run_whose_checkpoints_cannot_be_read_does_not_begin_anew(tmp_path: Pa
         RunFolder.open(tmp_path / "run")
     folder.unlink()
     RunFolder.open(tmp_path / "run").close()  # nobody holds it
-
-
-def test_of_a_file_with_certificate_and_key_the_folder_has_the_certificate(tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path, "known")
-    (both := tmp_path / "both.pem").write_bytes(key.read_bytes() + cert.read_bytes())
-    folder = RunFolder.make(tmp_path / "run")
-    folder.write_tls_ca(both)
-    assert Path(folder.tls_ca()).read_bytes() == cert.read_bytes()
-    with pytest.raises(ConfigError, match="holds no certificate"):
-        folder.write_tls_ca(key)
-    folder.close()
 
 
 @pytest.mark.parametrize("at", ["0.0.0.0", "::"])

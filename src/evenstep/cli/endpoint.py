@@ -10,43 +10,48 @@ import click
 
 from evenstep.coordinate.addresses import EVERYWHERE, is_here, outward_address
 from evenstep.coordinate.client import ask_from
-from evenstep.coordinate.run_folder import TLS_CA, read_addresses
+from evenstep.coordinate.run_folder import read_addresses
 from evenstep.errors import ConfigError
-from evenstep.launch.environment import CoordinatorAddress, find_token, host_and_port, read_token
+from evenstep.identity import Credentials
+from evenstep.launch.environment import (
+    CoordinatorAddress,
+    find_credentials,
+    host_and_port,
+    read_credentials,
+)
 from evenstep.messages import Ask
 
 token_option = click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help="File with the run's token.  [default: EVENSTEP_TOKEN_FILE or EVENSTEP_TOKEN]",
+    help="The run's file `token`, or a copy.  [default: EVENSTEP_TOKEN_FILE or EVENSTEP_TOKEN]",
 )
 
 
 def find_coordinator(run: str, token_file: Path | None = None) -> CoordinatorAddress:
     """The coordinator of a run, given as the run's folder or as HOST:PORT."""
-    folder, address, tls_ca = Path(run), run, os.environ.get("EVENSTEP_TLS_CA", "")
+    folder, address = Path(run), run
     if folder.is_dir():
         address = _address_in(folder)
         token_file = token_file or folder / "token"
-        if not tls_ca and (folder / TLS_CA).exists():
-            tls_ca = str((folder / TLS_CA).absolute())
     parts = host_and_port(address)
     if parts is None:
         raise ConfigError(run, "is neither a run folder nor HOST:PORT")
     host, port = parts
-    return CoordinatorAddress(host=host, port=port, token=_token(token_file), tls_ca=tls_ca)
+    token, fingerprint = _credentials(token_file)
+    return CoordinatorAddress(host=host, port=port, token=token, fingerprint=fingerprint)
 
 
-def _token(file: Path | None) -> str:
+def _credentials(file: Path | None) -> Credentials:
     if file is not None:
-        return read_token(file)
+        return read_credentials(file)
     if "EVENSTEP_TOKEN" not in os.environ and not os.environ.get("EVENSTEP_TOKEN_FILE"):
         raise ConfigError(
             "--token-file",
             "is missing: give a copy of the file `token` in the run's folder, or name it in "
             "EVENSTEP_TOKEN_FILE",
         )
-    return find_token(os.environ)
+    return find_credentials(os.environ)
 
 
 def _address_in(folder: Path) -> str:
@@ -74,7 +79,7 @@ def reachable_address(coordinator: CoordinatorAddress) -> str:
     Asks the coordinator, so that a wrong token is reported before the script starts.
     """
     c, request = coordinator, Ask(proof="", what="status")
-    _, local = ask_from(c.host, c.port, c.token, request, c.tls_ca)
+    _, local = ask_from(c.host, c.port, c.token, request, c.fingerprint)
     return advertised_address(c.host, local)
 
 

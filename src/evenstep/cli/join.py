@@ -12,6 +12,7 @@ from types import FrameType
 import click
 
 from evenstep.cli.endpoint import find_coordinator, reachable_address, token_option
+from evenstep.cli.ports import data_ports
 from evenstep.cli.signals import StopRequests, echo, stop_signals
 from evenstep.launch.die_with_parent import die_with_parent
 from evenstep.launch.local import worker_environment
@@ -46,10 +47,11 @@ def join_command(
         os.environ,
         coordinator=str(coordinator),
         address=address or reachable,
-        tls_ca=coordinator.tls_ca,
     )
-    env["EVENSTEP_TOKEN"] = coordinator.token  # other users cannot read the environment
+    # Other users cannot read the environment.
+    env["EVENSTEP_TOKEN"] = f"{coordinator.token} {coordinator.fingerprint}".rstrip()
     env.pop("EVENSTEP_WORKER", None)
+    echo(f"evenstep: {data_ports(env.get('EVENSTEP_ADDRESS', '127.0.0.1'))}")
     command = die_with_parent([sys.executable, str(script), *args])
     worker = subprocess.Popen(command, env=env, start_new_session=True)
     requests = StopRequests()

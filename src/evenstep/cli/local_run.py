@@ -16,6 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from evenstep.cli.endpoint import advertised_address
+from evenstep.cli.ports import control_port, data_ports
 from evenstep.cli.signals import StopRequests, discard_output, echo, piped_outputs, stop_signals
 from evenstep.coordinate.addresses import EVERYWHERE
 from evenstep.coordinate.events import (
@@ -85,8 +86,11 @@ class LocalRun:
         for fd in piped_outputs():  # the write end of a pipe is never readable: its reader is gone
             loop.add_reader(fd, self._reader_gone, fd)
         try:
-            echo(f"evenstep: run {self._folder.path}, coordinator at {address}")
             service = self._service
+            echo(f"evenstep: run {self._folder.path}, coordinator at {address}")
+            log.info("%s", control_port(service.server.sockets, self._folder.fingerprint))
+            if self._num_workers:
+                log.info("%s", data_ports(advertised_address(host, host) or "127.0.0.1"))
             for worker, pid in self._folder.outlived().items():
                 launcher.adopt(worker, pid)
                 service.handle(Adopted(worker=worker))
@@ -142,7 +146,6 @@ class LocalRun:
             coordinator=f"{EVERYWHERE[host]}:{port}" if host in EVERYWHERE else address,
             token_file=self._folder.path / "token",
             address=advertised_address(host, host),
-            tls_ca=self._folder.tls_ca(),
             num_workers=self._num_workers,
         )
         service = self._service

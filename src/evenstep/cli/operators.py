@@ -21,7 +21,7 @@ STATUS_HEAD = ("worker", "rank", "share", "compute", "wait", "state")
 def ask_coordinator(run: str, token_file: Path | None, what: str, **about: Any) -> dict[str, Any]:
     """The answer of a run's coordinator; `about` are further fields of `Ask`."""
     c = find_coordinator(run, token_file)
-    return ask(c.host, c.port, c.token, Ask(proof="", what=what, **about), c.tls_ca)
+    return ask(c.host, c.port, c.token, Ask(proof="", what=what, **about), c.fingerprint)
 
 
 @click.command("status")

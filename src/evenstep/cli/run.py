@@ -18,8 +18,9 @@ from evenstep.cli.local_run import LocalRun
 from evenstep.cli.signals import discard_unwritable, echo
 from evenstep.config import Settings
 from evenstep.coordinate.events import MAX_WORKERS, Terms
-from evenstep.coordinate.run_folder import RunFolder
+from evenstep.coordinate.run_folder import TLS, RunFolder
 from evenstep.coordinate.salvage import read_header
+from evenstep.coordinate.tls import make_certificate, pem_fingerprint, server_context, shortened
 from evenstep.engine import assemble
 from evenstep.errors import ConfigError
 from evenstep.launch.logs import show_log
@@ -90,8 +91,9 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     "--checkpoint-every", default=60.0, type=POSITIVE, help="Seconds between checkpoints."
 )
 @click.option("--keep", default=3, type=click.IntRange(min=1), help="Checkpoints to keep.")
-@click.option("--tls-cert", type=FILE, help="Serve TLS with this certificate (PEM).")
-@click.option("--tls-key", type=FILE, help="Private key of the certificate (PEM).")
+@click.option("--tls", is_flag=True, help="Encrypt control connections: makes a certificate.")
+@click.option("--tls-cert", type=FILE, help="The same with a certificate of your own (PEM).")
+@click.option("--tls-key", type=FILE, help="Private key of that certificate (PEM).")
 @click.pass_context
 def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **options: Any) -> None:
     """Train SCRIPT ARGS on workers that may join, leave and fail.
@@ -101,6 +103,7 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
     gracefully, with a checkpoint; a second signal, at least a second later, kills it. Exit code 0:
     trained to the end, or stopped gracefully. 1: the script failed, or no worker is left.
     """
+    _check_tls(options["tls"], options["tls_cert"], options["tls_key"])
     old = _open_folder(options["folder"], options["resume"])
     header = read_header(old.journal) if old is not None else None
     at_start = str(header.about.get("workers", "")) if header is not None else ""
@@ -114,11 +117,11 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
         flags.append(_scaling_setting(require_name("--scale", options["scale"]), workers))
     sets = (*flags, *options["sets"])
     settings = _check_settings(sets, workers.sets, resumed=header is not None)
-    tls = _server_tls(options["tls_cert"], options["tls_key"])
     prices = _worker_prices(options["prices"])
-    folder = old or RunFolder.make(options["folder"] or _new_folder(script))
+    new = options["folder"] or _new_folder(script)
+    folder = old or RunFolder.make(new, *_new_certificate(options["tls"], options["tls_cert"]))
     try:
-        folder.write_tls_ca(options["tls_cert"])
+        tls = _server_tls(folder, options["tls_cert"], options["tls_key"], asked=options["tls"])
         terms = Terms(
             run=str(folder.path),
             lease_s=options["lease"],
@@ -261,15 +264,49 @@ def _check_settings(sets: tuple[str, ...], bounds: tuple[str, ...], *, resumed: 
     return settings
 
 
-def _server_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """The TLS context for --tls-cert and --tls-key; None without them."""
+def _check_tls(make: bool, certificate: Path | None, key: Path | None) -> None:
     if (certificate is None) != (key is None):
         raise ConfigError("--tls-cert, --tls-key", "give both, or neither")
-    if certificate is None or key is None:
+    if make and certificate is not None:
+        raise ConfigError("--tls, --tls-cert", "give one of them: a new certificate, or your own")
+
+
+def _new_certificate(make: bool, own: Path | None) -> tuple[str, bytes]:
+    """Of a new run: the certificate's fingerprint, and what to keep in its folder."""
+    if own is not None:
+        return pem_fingerprint(own, own.read_bytes()), b""
+    if not make:
+        return "", b""
+    pem = make_certificate()
+    return pem_fingerprint(Path(TLS), pem), pem
+
+
+def _server_tls(
+    folder: RunFolder, certificate: Path | None, key: Path | None, *, asked: bool
+) -> ssl.SSLContext | None:
+    """The TLS context of a run: with the certificate that its token file names, or no other."""
+    if not folder.fingerprint:
+        if asked or certificate is not None:
+            raise ConfigError(
+                "--tls",
+                "the run began without TLS, and its workers would not find it any more: resume it "
+                "without TLS, or begin a new run",
+            )
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    path = certificate or folder.path / TLS
     try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as e:
-        raise ConfigError("--tls-cert, --tls-key", f"cannot be used: {e}") from None
-    return context
+        found = pem_fingerprint(path, path.read_bytes())
+    except OSError as e:
+        raise ConfigError(
+            str(path),
+            f"cannot be read: {e.strerror}. Give the certificate that the run began with by "
+            "--tls-cert and --tls-key. If it is lost, remove the second line of "
+            f"{folder.path / 'token'}: the run then goes on without TLS",
+        ) from None
+    if found != folder.fingerprint:
+        raise ConfigError(
+            str(path),
+            f"is certificate {shortened(found)}; the run began with "
+            f"{shortened(folder.fingerprint)}, which is all that its workers accept",
+        )
+    return server_context(path, key)

@@ -35,6 +35,20 @@ def outward_address(everywhere: str) -> str:
     return ""
 
 
+def interface_of(host: str) -> str:
+    """The network interface of this machine that has an address, in words."""
+    if host in EVERYWHERE:
+        return "all interfaces"
+    with suppress(OSError):
+        host = str(socket.getaddrinfo(host, 0)[0][4][0])
+        if ip_address(host).is_loopback:
+            return "loopback"
+    for name, found in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == host for each in found):
+            return f"interface {name}"
+    return "an interface unknown here"
+
+
 def is_here(host: str) -> bool:
     """Whether a host name or address is this machine's. OSError: the name is unknown."""
     for family, kind, proto, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from evenstep import messages as msg
 from evenstep.coordinate.addresses import EVERYWHERE
+from evenstep.coordinate.tls import TlsSocket, shortened
 from evenstep.errors import EvenstepError, InvalidInputError
 from evenstep.wire import MAX_BYTES
 
@@ -34,18 +35,32 @@ class NoAnswerError(EvenstepError, ConnectionError):
     """The coordinator cannot be reached, or does not do what it is asked."""
 
 
-def connect(host: str, port: int, timeout_s: float, tls_ca: str = "") -> socket.socket:
-    """A connection; with `tls_ca`, only to a host with a certificate from that file."""
-    name = EVERYWHERE.get(host, host)
+def connect(host: str, port: int, timeout_s: float, fingerprint: str = "") -> socket.socket:
+    """A connection; with `fingerprint`, by TLS and only to the owner of that certificate."""
+    name, address = EVERYWHERE.get(host, host), f"{host}:{port}"
     connection = socket.create_connection((name, port), timeout_s)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if not tls_ca:
+        if not fingerprint:
             return connection
-        context = ssl.create_default_context(cafile=tls_ca)
-        # The file may hold the coordinator's own certificate without its signer's.
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        return context.wrap_socket(connection, server_hostname=name)
+        connection = encrypted = TlsSocket(connection)
+        if encrypted.fingerprint != fingerprint:
+            raise StrangerError(
+                f"the process at {address} has certificate {shortened(encrypted.fingerprint)}, and "
+                f"the run's is {shortened(fingerprint)} by its token file; nothing was sent. Is "
+                "this the right address? If it is, copy the run's file `token` again."
+            )
+        return connection
+    except (ssl.SSLEOFError, ConnectionResetError):
+        connection.close()
+        raise HungUpError(f"the coordinator at {address} hung up; is it ending?") from None
+    except ssl.SSLError as e:
+        connection.close()
+        raise StrangerError(
+            f"the process at {address} does not speak TLS ({e.reason}), as the run does by its "
+            "token file; nothing was sent. Is this the right address? If it is, copy the run's "
+            "file `token` again."
+        ) from None
     except BaseException:
         connection.close()
         raise
@@ -78,7 +93,9 @@ def _read(lines: BinaryIO, max_bytes: int, address: str) -> msg.ToClient:
     line = lines.readline(max_bytes)
     if not line:
         raise HungUpError(
-            f"the coordinator at {address} hung up; does it speak TLS, or is it ending?"
+            f"the coordinator at {address} hung up without an answer. Is it ending? Or does the "
+            "run use TLS? Then copy its file `token` again: it has the certificate's fingerprint "
+            "in a second line."
         )
     if len(line) == max_bytes:
         raise StrangerError(
@@ -92,24 +109,26 @@ def _unexpected(message: msg.ToClient, address: str) -> str:
     return f"Unexpected handshake from {address}: {name}; is this the right address?"
 
 
-def ask(host: str, port: int, token: str, ask: msg.Ask, tls_ca: str = "") -> dict[str, Any]:
+def ask(host: str, port: int, token: str, ask: msg.Ask, fingerprint: str = "") -> dict[str, Any]:
     """The coordinator's answer; NoAnswerError says why there is none. Fills in `ask.proof`."""
-    return ask_from(host, port, token, ask, tls_ca)[0]
+    return ask_from(host, port, token, ask, fingerprint)[0]
 
 
 def ask_from(
-    host: str, port: int, token: str, ask: msg.Ask, tls_ca: str = ""
+    host: str, port: int, token: str, ask: msg.Ask, fingerprint: str = ""
 ) -> tuple[dict[str, Any], str]:
     """The coordinator's answer, and this machine's address on the way to it."""
     address = f"{host}:{port}"
     try:
-        with connect(host, port, ANSWER_S, tls_ca) as there, there.makefile("rb") as lines:
+        with connect(host, port, ANSWER_S, fingerprint) as there, there.makefile("rb") as lines:
             answer, proved = handshake(
                 there, lines, ask, msg.Answer, token=token, address=address, max_bytes=MAX_BYTES
             )
             local = str(there.getsockname()[0])
     except ConnectionRefusedError:
         raise NoAnswerError(f"no coordinator listens at {address}; has the run ended?") from None
+    except (StrangerError, HungUpError) as e:
+        raise NoAnswerError(str(e)) from None
     except (OSError, InvalidInputError) as e:
         raise NoAnswerError(f"the coordinator at {address} does not answer: {e}") from None
     if isinstance(answer, msg.Refused):

@@ -16,7 +16,7 @@ import msgspec
 
 from evenstep.coordinate.term import TERM
 from evenstep.errors import ConfigError
-from evenstep.identity import TOKEN_BYTES, check_token
+from evenstep.identity import TOKEN_BYTES, parse_credentials
 from evenstep.lines import sync_folder
 from evenstep.processes import Liveness, ProcessIdentity
 from evenstep.types import WorkerId
@@ -27,14 +27,13 @@ JOURNAL, STOPPING = "journal.jsonl", "stopping"
 MEMBERSHIP = "membership.jsonl"
 """In a run folder: what happened to membership."""
 
-TLS_CA = "tls.pem"
-"""In a run folder: the coordinator's certificate, if it speaks TLS."""
+TLS = "tls.pem"
+"""In a run folder: certificate and key that `--tls` made for the run."""
 
 PRIVATE = 0o700  # folders: their owner's alone
 
 log = logging.getLogger("evenstep")
 
-_CERTIFICATE = re.compile(rb"-----BEGIN ((?:X509 )?CERTIFICATE)-----.*?-----END \1-----", re.DOTALL)
 _CHECKPOINT = re.compile(r"step-(\d+)\.pt")
 
 
@@ -44,15 +43,20 @@ class RunFolder:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self.token = check_token(os.pread(lock, 4096, 0).decode(errors="replace"), f"{path}/token")
+        content = os.pread(lock, 4096, 0).decode(errors="replace")
+        self.token, self.fingerprint = parse_credentials(content, f"{path}/token")
         self._newest = ""  # path of the newest checkpoint, as last seen
         self._unwritten = b""  # the address, while it cannot be written
         self.problem = ""  # why the address cannot be written
         self._unread = ""  # why the checkpoints cannot be listed, as last logged
 
     @classmethod
-    def make(cls, path: Path) -> Self:
-        """A new run, with a token that only this user can read."""
+    def make(cls, path: Path, fingerprint: str = "", tls: bytes = b"") -> Self:
+        """A new run, with a token that only this user can read.
+
+        With TLS, the token file also has the certificate's fingerprint, once and for all: workers
+        and operators keep a copy. `tls` is a certificate of the run's own, with its key.
+        """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(mode=PRIVATE, exist_ok=True)
@@ -70,14 +74,18 @@ class RunFolder:
         except OSError as e:
             raise ConfigError(str(path), f"cannot be made: {e.strerror}") from None
         try:
-            token = secrets.token_hex(TOKEN_BYTES).encode() + b"\n"
+            if tls:
+                _write_private(path / TLS, tls)
+            lines = [secrets.token_hex(TOKEN_BYTES), *([fingerprint] if fingerprint else [])]
+            token = "".join(f"{line}\n" for line in lines).encode()
             if os.write(lock, token) < len(token):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(lock)
             sync_folder(path)
             sync_folder(path.parent)
         except OSError as e:
-            (path / "token").unlink()
+            for name in (TLS, "token"):
+                (path / name).unlink(missing_ok=True)
             os.close(lock)
             raise ConfigError(str(path), f"cannot be made: {e.strerror}") from None
         return cls._held(path, lock)
@@ -123,7 +131,7 @@ class RunFolder:
 
         Removes what a coordinator wrote before it listened, and the folder if it is empty then.
         """
-        for name in (TLS_CA, MEMBERSHIP, TERM, "token"):
+        for name in (TLS, MEMBERSHIP, TERM, "token"):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.logs, self.path / "checkpoints", self.path):
             with suppress(OSError):  # it holds something that is not ours
@@ -207,20 +215,6 @@ class RunFolder:
             log.warning("%s: is written now", self.path / "address")
         self.problem = problem
 
-    def write_tls_ca(self, certificate: Path | None) -> None:
-        """Save the coordinator's certificate, without a key in the same file; None: no TLS."""
-        if certificate is None:
-            (self.path / TLS_CA).unlink(missing_ok=True)  # of an earlier coordinator
-            return
-        found = [match[0] + b"\n" for match in _CERTIFICATE.finditer(certificate.read_bytes())]
-        if not found:
-            raise ConfigError(str(certificate), "holds no certificate: expected one in PEM")
-        self._replace(TLS_CA, b"".join(found))
-
-    def tls_ca(self) -> str:
-        """The path of that certificate; empty if there is none."""
-        return str(self.path / TLS_CA) if (self.path / TLS_CA).exists() else ""
-
     def mark_stopping(self) -> None:
         """Note for a coordinator that takes over that the workers leave."""
         (self.path / STOPPING).touch()
@@ -235,6 +229,14 @@ class RunFolder:
         fresh = self.path / f".{name}"
         fresh.write_bytes(data)
         fresh.rename(self.path / name)  # atomic: nobody reads half of it
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    path.unlink(missing_ok=True)  # others might be allowed to read it
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_addresses(path: Path) -> tuple[str, str]:

@@ -55,18 +55,23 @@ class Server:
     def __init__(self, token: str, listener: Listener) -> None:
         self._token, self._listener = token, listener
         self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
         self._workers: dict[WorkerId, asyncio.StreamWriter] = {}
-        self._strangers: dict[asyncio.StreamWriter, None] = {}  # without a proof, oldest first
+        self._strangers: dict[asyncio.Task[None], None] = {}  # without a proof, oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self.refused: Counter[str] = Counter()
 
     async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> str:
         """Listen; returns the address with the port that is used."""
-        timeout_s, limit = PROOF_S if tls else None, msg.GREETING_BYTES
-        self._server = await asyncio.start_server(
-            self._meet, host, port, ssl=tls, ssl_handshake_timeout=timeout_s, limit=limit
-        )
+        self._tls = tls
+        self._server = await asyncio.start_server(self._meet, host, port, limit=msg.GREETING_BYTES)
         return spell(host, self._server.sockets[0].getsockname()[1])
+
+    @property
+    def sockets(self) -> list[tuple[str, int]]:
+        """The addresses and ports where it listens: several if the host name has several."""
+        listening = self._server.sockets if self._server is not None else ()
+        return [s.getsockname()[:2] for s in listening]
 
     async def close(self) -> None:
         """Close all connections, with a little time for the last lines to be read."""
@@ -74,12 +79,13 @@ class Server:
             self._server.close()
         for worker in list(self._workers):
             self.hang_up(worker)
-        for writer in list(self._strangers):
-            writer.transport.abort()
+        for stranger in self._strangers:
+            stranger.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=HANG_UP_S)
-        for task in list(self._tasks):
+        for task in (unfinished := list(self._tasks)):
             task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
 
     def send(self, message: msg.ToClient, *workers: WorkerId) -> None:
         """Send a message, without waiting for anyone to read it."""
@@ -100,7 +106,7 @@ class Server:
         self._keep(task)
         lines = _Lines(reader)
         try:
-            first = await self._prove(lines, writer)
+            first = await self._prove(task, lines, writer)
             if (worker := self._answer(writer, first)) is not None:
                 await self._hear(worker, lines, writer)
         except _RefusedError as e:
@@ -108,29 +114,39 @@ class Server:
             self._write(writer, msg.to_client.encode(msg.Refused(why=e.told, proof=e.proof)))
         except (OSError, EOFError):
             pass  # the client hung up
+        except asyncio.CancelledError:  # one stranger too many, or the end
+            writer.transport.abort()
         except Exception:
             log.exception("a bug in the coordinator")
         finally:
-            self._strangers.pop(writer, None)
+            self._strangers.pop(task, None)
             await _hang_up(writer)
 
-    async def _prove(self, lines: _Lines, writer: asyncio.StreamWriter) -> msg.Hello | msg.Ask:
+    async def _prove(
+        self, task: asyncio.Task[None], lines: _Lines, writer: asyncio.StreamWriter
+    ) -> msg.Hello | msg.Ask:
         """The first message of a client that knows the token."""
-        self._strangers[writer] = None
+        self._strangers[task] = None
         if len(self._strangers) > MAX_STRANGERS:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             self.refused["too many at once"] += 1
-            oldest.transport.abort()
+            oldest.cancel()
         nonce = secrets.token_hex(16)
-        self._write(writer, msg.to_client.encode(msg.Greeting(nonce=nonce)))
         try:
             async with asyncio.timeout(PROOF_S):
+                # Here rather than in `start_server`: who does not begin TLS is a stranger, too.
+                if self._tls is not None:
+                    await writer.start_tls(self._tls)
+                self._write(writer, msg.to_client.encode(msg.Greeting(nonce=nonce)))
                 line = await lines.next(msg.GREETING_BYTES)
         except TimeoutError:
             raise _RefusedError("no proof in time") from None
-        except EOFError:
-            if self._strangers.pop(writer, self) is None:
+        except ssl.SSLError:
+            self.refused["bad TLS handshake"] += 1
+            raise
+        except (EOFError, ConnectionError):
+            if self._strangers.pop(task, self) is None:
                 self.refused["hung up before a word"] += 1
             raise
         try:
@@ -142,7 +158,7 @@ class Server:
             raise _RefusedError("wrong protocol", told)
         if not msg.proves(first.proof, self._token, nonce):
             raise _RefusedError("wrong token", "the token is not that of this run")
-        self._strangers.pop(writer, None)
+        del self._strangers[task]
         return first
 
     def _answer(self, writer: asyncio.StreamWriter, first: msg.Hello | msg.Ask) -> WorkerId | None:
@@ -226,10 +242,14 @@ class _Lines:
 
 async def _hang_up(writer: asyncio.StreamWriter) -> None:
     """Close, without waiting long for the last line to be read."""
+    if writer.is_closing():  # it is lost; after a TLS handshake that failed nobody is told when
+        return
     try:
         async with asyncio.timeout(HANG_UP_S):
             writer.close()
             await writer.wait_closed()
     except (TimeoutError, OSError):
+        pass
+    finally:
         with suppress(OSError):
             writer.transport.abort()

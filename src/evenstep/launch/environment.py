@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evenstep.errors import ConfigError
-from evenstep.identity import check_token, check_worker_name
+from evenstep.identity import Credentials, check_worker_name, parse_credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +24,14 @@ class StaticRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorAddress:
-    """Address and token of the coordinator of an elastic run."""
+    """Address and credentials of the coordinator of an elastic run."""
 
     host: str
     port: int
     token: str = field(repr=False)
+    fingerprint: str = ""  # of its certificate; empty: it does not speak TLS
     worker: str = ""  # the name from the launcher
     address: str = "127.0.0.1"  # where other workers reach this one
-    tls_ca: str = ""
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -79,14 +79,15 @@ def _read_coordinator(environment: Mapping[str, str]) -> CoordinatorAddress:
             "EVENSTEP_COORDINATOR", f'expected host:port, got "{text}"', "environment"
         )
     host, port = parts
+    token, fingerprint = find_credentials(environment)
     worker = environment.get("EVENSTEP_WORKER", "")
     return CoordinatorAddress(
         host=host,
         port=port,
-        token=find_token(environment),
+        token=token,
+        fingerprint=fingerprint,
         worker=worker and check_worker_name(worker, "EVENSTEP_WORKER", "environment"),
         address=environment.get("EVENSTEP_ADDRESS", "127.0.0.1"),
-        tls_ca=environment.get("EVENSTEP_TLS_CA", ""),
     )
 
 
@@ -98,25 +99,25 @@ def host_and_port(text: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def find_token(environment: Mapping[str, str]) -> str:
-    """The run's token, from EVENSTEP_TOKEN or the file that EVENSTEP_TOKEN_FILE names."""
+def find_credentials(environment: Mapping[str, str]) -> Credentials:
+    """The run's, from EVENSTEP_TOKEN or the file that EVENSTEP_TOKEN_FILE names."""
     if "EVENSTEP_TOKEN" in environment:
-        return check_token(environment["EVENSTEP_TOKEN"], "EVENSTEP_TOKEN", "environment")
+        return parse_credentials(environment["EVENSTEP_TOKEN"], "EVENSTEP_TOKEN", "environment")
     path = environment.get("EVENSTEP_TOKEN_FILE", "")
     if not path:
         raise ConfigError(
             "EVENSTEP_TOKEN_FILE", "is missing; set it to the file `token` in the run's folder"
         )
-    return read_token(Path(path), "EVENSTEP_TOKEN_FILE")
+    return read_credentials(Path(path), "EVENSTEP_TOKEN_FILE")
 
 
-def read_token(path: Path, source: str = "") -> str:
-    """The token in a file; `source` is the variable that names the file."""
+def read_credentials(path: Path, source: str = "") -> Credentials:
+    """The content of a token file; `source` is the variable that names the file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as e:
         raise ConfigError(str(path), f"cannot be read: {e.strerror}", source) from None
-    return check_token(text, str(path), source)
+    return parse_credentials(text, str(path), source)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

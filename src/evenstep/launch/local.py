@@ -269,7 +269,6 @@ def worker_environment(
     coordinator: str,
     token_file: Path | None = None,
     address: str = "",
-    tls_ca: str = "",
     num_workers: int = 1,
 ) -> dict[str, str]:
     """The environment of a worker process; the user's own variables take precedence."""
@@ -278,7 +277,6 @@ def worker_environment(
         "OMP_NUM_THREADS": str(max(1, cores // max(1, num_workers))),
         "PYTHONUNBUFFERED": "1",  # otherwise its output appears much later
         **({"EVENSTEP_ADDRESS": address} if address else {}),
-        **({"EVENSTEP_TLS_CA": tls_ca} if tls_ca else {}),
     }
     # EVENSTEP_TOKEN would override this run's token file.
     kept = {k: v for k, v in environment.items() if k != "EVENSTEP_TOKEN"}

@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from evenstep.coordinate.client import StrangerError
+from evenstep.coordinate.tls import make_certificate, pem_fingerprint, server_context
 from evenstep.errors import InvalidInputError
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import (
@@ -45,12 +47,18 @@ ELSEWHERE = Generation(number=9, roster=("w0", "x"), shares=(1, 1), planned=Fals
 class FakeCoordinator:
     """A coordinator whose messages are scripted by the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Path | None = None) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._tls = server_context(certificate) if certificate else None
+        fingerprint = pem_fingerprint(certificate, certificate.read_bytes()) if certificate else ""
         self._listener.settimeout(WAIT_S)
         self._connections: list[Connection] = []
         self.where = CoordinatorAddress(
-            host="127.0.0.1", port=self._listener.getsockname()[1], token="t", worker="w0"
+            host="127.0.0.1",
+            port=self._listener.getsockname()[1],
+            token="t",
+            fingerprint=fingerprint,
+            worker="w0",
         )
 
     def close(self) -> None:
@@ -86,6 +94,8 @@ class FakeCoordinator:
         """Accept a connection and send nothing."""
         there, _ = self._listener.accept()
         there.settimeout(WAIT_S)
+        if self._tls is not None:
+            there = self._tls.wrap_socket(there, server_side=True)
         self._connections.append(Connection(there))
         return self._connections[-1]
 
@@ -117,9 +127,12 @@ class Connection:
         self._there.close()
 
 
-@pytest.fixture
-def coordinator() -> Iterator[FakeCoordinator]:
-    with closing(FakeCoordinator()) as coordinator:
+@pytest.fixture(params=["plain", "tls"])
+def coordinator(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeCoordinator]:
+    certificate = tmp_path / "tls.pem" if request.param == "tls" else None
+    if certificate is not None:
+        certificate.write_bytes(make_certificate())
+    with closing(FakeCoordinator(certificate)) as coordinator:
         yield coordinator
 
 

@@ -142,8 +142,8 @@ class RunFence:
     def holds_run(self) -> bool:
         """Whether the folder is this run's: it has the same token."""
         with suppress(OSError):
-            token = (self._folder / "token").read_text(encoding="utf-8", errors="replace")
-            return token.strip() == self._token
+            content = (self._folder / "token").read_text(encoding="utf-8", errors="replace")
+            return content.split()[:1] == [self._token]
         return False
 
 

@@ -292,7 +292,7 @@ class Control:
     def _dial(self) -> Welcome:
         where, known = self._where, getattr(self, "welcome", None)
         progress = self._progress()
-        there = connect(where.host, where.port, DIAL_S, where.tls_ca)
+        there = connect(where.host, where.port, DIAL_S, where.fingerprint)
         lines = there.makefile("rb")
         try:
             hello = Hello(

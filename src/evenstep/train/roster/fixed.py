@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -29,6 +30,8 @@ from evenstep.train.recover.slices import TensorSpec
 from evenstep.train.recover.state import TrainingState
 from evenstep.train.roster.worker_info import run_settings, worker_facts
 from evenstep.types import Worker
+
+log = logging.getLogger("evenstep")
 
 TIMEOUT_S = 600.0
 CHECK_S = 0.25  # of a wait, before asking the store for failed ranks: rank 0 has to answer
@@ -62,6 +65,10 @@ class FixedRoster:
         try:
             if place.world > 1:
                 self._address = reachable_address(self._shared, place.address, place.port)
+            if place.world > 1 and not place.rank:
+                text = "the store's port %d on all interfaces and Gloo's, one a rank, on %s: open "
+                text += "to anyone who reaches them; not encrypted"
+                log.info(text, place.port, self._address)
             self.control = self._make_group("control", CPU)
         except BaseException as e:  # the session does not exist yet: tell the others here
             self._shared.publish_failure(e)
