@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import click
 
-from evenstep.coordinate.addresses import EVERYWHERE, is_here, outward_address
+from evenstep.coordinate.addresses import EVERYWHERE, outward_address
 from evenstep.coordinate.client import ask_from
-from evenstep.coordinate.run_folder import TLS_CA, read_addresses
+from evenstep.coordinate.run_folder import TLS_CA, address_from_here, read_addresses
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import CoordinatorAddress, find_token, host_and_port, read_token
 from evenstep.messages import Ask
@@ -25,7 +24,8 @@ token_option = click.option(
 def find_coordinator(run: str, token_file: Path | None = None) -> CoordinatorAddress:
     """The coordinator of a run, given as the run's folder or as HOST:PORT."""
     folder, address, tls_ca = Path(run), run, os.environ.get("EVENSTEP_TLS_CA", "")
-    if folder.is_dir():
+    is_folder = folder.is_dir()
+    if is_folder:
         address = _address_in(folder)
         token_file = token_file or folder / "token"
         if not tls_ca and (folder / TLS_CA).exists():
@@ -34,7 +34,13 @@ def find_coordinator(run: str, token_file: Path | None = None) -> CoordinatorAdd
     if parts is None:
         raise ConfigError(run, "is neither a run folder nor HOST:PORT")
     host, port = parts
-    return CoordinatorAddress(host=host, port=port, token=_token(token_file), tls_ca=tls_ca)
+    return CoordinatorAddress(
+        host=host,
+        port=port,
+        token=_token(token_file),
+        tls_ca=tls_ca,
+        folder=folder.absolute() if is_folder else None,
+    )
 
 
 def _token(file: Path | None) -> str:
@@ -51,21 +57,18 @@ def _token(file: Path | None) -> str:
 
 def _address_in(folder: Path) -> str:
     """The coordinator's address in a run's folder, as seen from this host."""
-    local, remote = read_addresses(folder)
-    if not local:
-        raise ConfigError(str(folder), "has no coordinator: no run has been started in it")
-    if not remote:
-        return local
-    host, _, port = remote.rpartition(":")
-    host = host.strip("[]")
     try:
-        return local if host == socket.gethostname() or is_here(host) else remote
+        address = address_from_here(folder)
     except OSError:
+        host, _, port = read_addresses(folder)[1].rpartition(":")
         raise ConfigError(
             str(folder),
             f"the coordinator is on host {host}, a name that this machine cannot resolve. Give "
             f"HOST:PORT instead of the folder, with an address of that host and port {port}",
         ) from None
+    if not address:
+        raise ConfigError(str(folder), "has no coordinator: no run has been started in it")
+    return address
 
 
 def reachable_address(coordinator: CoordinatorAddress) -> str:

@@ -13,6 +13,7 @@ import click
 
 from evenstep.cli.endpoint import find_coordinator, reachable_address, token_option
 from evenstep.cli.signals import StopRequests, echo, stop_signals
+from evenstep.coordinate.client import UnreachableError, await_coordinator
 from evenstep.launch.die_with_parent import die_with_parent
 from evenstep.launch.local import worker_environment
 
@@ -41,14 +42,21 @@ def join_command(
     a step; a second one kills it. The exit code is the script's.
     """
     coordinator = find_coordinator(run, token_file)
-    reachable = reachable_address(coordinator)  # even with --address: it checks the token
+    # Even with --address: it checks the token.
+    try:
+        reachable = await_coordinator(lambda: reachable_address(coordinator))
+    except UnreachableError as e:
+        echo(f"evenstep: {e}")
+        ctx.exit(os.EX_TEMPFAIL)
     env = worker_environment(
         os.environ,
         coordinator=str(coordinator),
+        token_file=coordinator.folder and coordinator.folder / "token",
         address=address or reachable,
         tls_ca=coordinator.tls_ca,
     )
-    env["EVENSTEP_TOKEN"] = coordinator.token  # other users cannot read the environment
+    if coordinator.folder is None:
+        env["EVENSTEP_TOKEN"] = coordinator.token  # other users cannot read the environment
     env.pop("EVENSTEP_WORKER", None)
     command = die_with_parent([sys.executable, str(script), *args])
     worker = subprocess.Popen(command, env=env, start_new_session=True)

@@ -32,6 +32,7 @@ class CoordinatorAddress:
     worker: str = ""  # the name from the launcher
     address: str = "127.0.0.1"  # where other workers reach this one
     tls_ca: str = ""
+    folder: Path | None = None  # of the run, where a later coordinator writes its address
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -87,7 +88,15 @@ def _read_coordinator(environment: Mapping[str, str]) -> CoordinatorAddress:
         worker=worker and check_worker_name(worker, "EVENSTEP_WORKER", "environment"),
         address=environment.get("EVENSTEP_ADDRESS", "127.0.0.1"),
         tls_ca=environment.get("EVENSTEP_TLS_CA", ""),
+        folder=_run_folder(environment),
     )
+
+
+def _run_folder(environment: Mapping[str, str]) -> Path | None:
+    """The folder of the file `token`; None if that may be a copy."""
+    path = Path(environment.get("EVENSTEP_TOKEN_FILE", ""))
+    named = "EVENSTEP_TOKEN" not in environment and path.name == "token"
+    return path.parent if named else None
 
 
 def host_and_port(text: str) -> tuple[str, int] | None:

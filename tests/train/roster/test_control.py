@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from evenstep.coordinate import client
 from evenstep.coordinate.client import StrangerError
 from evenstep.errors import InvalidInputError
 from evenstep.launch.environment import CoordinatorAddress
@@ -35,6 +38,8 @@ from evenstep.messages import (
 )
 from evenstep.train.roster import control as module
 from evenstep.train.roster.control import MAX_QUEUED, Control, NotWelcomeError
+from evenstep.train.roster.generations import GenerationTracker, LeftError
+from evenstep.train.step import Step
 from tests.coordinate.fake import ready
 
 WAIT_S = 600.0
@@ -127,11 +132,11 @@ class Worker:
     """Connects to a fake coordinator; has the progress that heartbeats report."""
 
     def __init__(self, coordinator: FakeCoordinator) -> None:
-        self.generation = 0
+        self.generation, self.waiting = 0, False
         self._coordinator = coordinator
 
     def _progress(self) -> Alive:
-        return Alive(generation=self.generation, step=0, waiting=False)
+        return Alive(generation=self.generation, step=0, waiting=self.waiting)
 
     def connect(self) -> tuple[Control, Connection]:
         """Both ends of a new connection."""
@@ -185,6 +190,24 @@ def test_a_leave_request_survives_a_lost_coordinator(coordinator: FakeCoordinato
     control.close()
 
 
+@pytest.mark.parametrize("waiting", [True, False])
+def test_a_worker_that_is_still_stuck_says_so_to_the_next_coordinator(
+    coordinator: FakeCoordinator, waiting: bool
+) -> None:
+    worker = Worker(coordinator)
+    control, connection = worker.connect()
+    worker.generation, worker.waiting = 3, waiting
+    said: list[FromClient] = [Stuck(generation=3, step=1, waited_s=1.0), Leaving(why="SIGTERM")]
+    for message in said:
+        control.send(message)
+        assert connection.receive() == message
+    connection.close()
+    again = coordinator.accept()
+    for message in said if waiting else said[1:]:
+        assert again.receive() == message
+    control.close()
+
+
 def test_a_new_worker_reconnects_if_the_coordinator_hangs_up_before_it_answers(
     coordinator: FakeCoordinator,
 ) -> None:
@@ -196,6 +219,44 @@ def test_a_new_worker_reconnects_if_the_coordinator_hangs_up_before_it_answers(
     control.send(ready())
     assert connection.receive() == ready()
     control.close()
+
+
+def test_a_worker_waits_for_the_coordinator_and_follows_it_to_the_address_in_the_run_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(FakeCoordinator()) as gone:
+        where = dataclasses.replace(gone.where, folder=tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(Control, where, Worker(gone)._progress)
+        while "Trying again" not in caplog.text:
+            time.sleep(0.01)
+        for _ in range(2):  # its first connection, and the next one
+            with closing(FakeCoordinator()) as coordinator:
+                (tmp_path / "address").write_text(f"{coordinator.where}\n")
+                coordinator.accept()
+                made.result()
+        made.result().close()
+
+
+def test_a_worker_without_a_coordinator_ends_with_one_line_and_exit_code_75(
+    coordinator: FakeCoordinator,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with closing(FakeCoordinator()) as gone:
+        pass
+    monkeypatch.setattr(client, "FIRST_DIAL_S", 0.0)
+    with pytest.raises(LeftError) as left:
+        GenerationTracker(gone.where, Step())
+    assert left.value.code == 75
+    assert f"no coordinator listens at {gone.where}" in caplog.messages[-1]
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(coordinator.accept, Refused(why="the run is ending"))
+        with pytest.raises(LeftError) as left:
+            GenerationTracker(coordinator.where, Step())
+        done.result()
+    assert left.value.code == 75
+    assert "refuses this worker: the run is ending" in caplog.messages[-1]
 
 
 def test_a_worker_keeps_reconnecting_past_other_servers(coordinator: FakeCoordinator) -> None:
@@ -268,9 +329,13 @@ def test_a_new_worker_raises_if_the_handshake_fails(coordinator: FakeCoordinator
         done = pool.submit(
             coordinator.impersonate, Refused(why="the token is not that of this run")
         )
-        with pytest.raises(NotWelcomeError, match="the token is not that of this run"):
+        with pytest.raises(StrangerError, match='said: "the token is not that of this run"'):
             Worker(coordinator).control()
         done.result()
+        done_so = pool.submit(coordinator.accept, Refused(why="the run is ending"))
+        with pytest.raises(NotWelcomeError, match="refuses this worker: the run is ending"):
+            Worker(coordinator).control()
+        done_so.result()
 
 
 def test_a_message_over_the_size_limit_closes_the_connection(
