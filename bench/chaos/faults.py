@@ -60,7 +60,8 @@ USES: dict[str, tuple[str, ...]] = {
 }
 
 LONG_STOP_S = 14.0  # longer than a silent worker is waited for
-LONG_STOP_ODDS = 0.1
+LONG_STOP_ODDS, LONG_PARTITION_ODDS = 0.1, 0.3
+AT_ONCE_ODDS = 0.5  # no delay: checkpoints and ends of epochs are over in milliseconds
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,11 +100,13 @@ def draw_faults(
 
 
 def _draw(rng: np.random.Generator, kind: str, *, long_stops: bool) -> Fault:
-    is_long = long_stops and rng.random() < LONG_STOP_ODDS
+    odds = LONG_PARTITION_ODDS if kind in HOSTS else LONG_STOP_ODDS
+    is_long = long_stops and rng.random() < odds
     joins = kind.startswith("joiner")
     points = START_POINTS if joins else (*POINTS, *REGROUP_POINTS, *START_POINTS)
     moment = str(rng.choice(MOMENTS, p=MOMENT_ODDS))
     steps, delay_s = int(rng.integers(1, 6)), round(float(rng.exponential(0.05)), 3)
+    delay_s *= float(rng.random() > AT_ONCE_ODDS)
     details = {
         "who": round(float(rng.random()), 3),
         "num": int(rng.integers(2, 6)),

@@ -82,10 +82,14 @@ class CliRun(LiveRun):
 
     def _kill_workers(self) -> None:
         """Kill workers that outlived their coordinator."""
-        for file in self.folder.glob("logs/*.pid"):
-            worker = msgspec.json.decode(file.read_bytes(), type=ProcessIdentity)
-            if worker.liveness() is Liveness.ALIVE:
-                os.kill(worker.pid, signal.SIGKILL)
+        for pid in self.launched():
+            os.kill(pid, signal.SIGKILL)
+
+    def launched(self) -> list[int]:
+        """Pids of workers that a coordinator of this run has started and that still run."""
+        files = [file.read_bytes() for file in self.folder.glob("logs/*.pid")]
+        found = [msgspec.json.decode(content, type=ProcessIdentity) for content in files]
+        return [worker.pid for worker in found if worker.liveness() is Liveness.ALIVE]
 
     def wait_for_exit(self, pid: int) -> None:
         """Wait for a process that is not our child."""
