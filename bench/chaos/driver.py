@@ -124,8 +124,9 @@ def _find_idle(outcome: Outcome, commits_s: Sequence[float]) -> None:
     for before_s, after_s in pairwise(commits_s):
         if after_s - before_s > outcome.idle_s:
             outcome.idle_s = after_s - before_s
-            kinds = [fault.kind for at_s, fault in outcome.happened if at_s < after_s]
-            outcome.idle_after = kinds[-1] if kinds else ""
+            earlier = [fault for at_s, fault in outcome.happened if at_s < before_s]
+            within = [fault for at_s, fault in outcome.happened if before_s <= at_s < after_s]
+            outcome.idle_after = ", ".join(fault.title for fault in (*earlier[-1:], *within))
 
 
 @contextmanager

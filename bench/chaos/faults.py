@@ -17,7 +17,7 @@ REGROUP_POINTS = ("rendezvous", "compare", "handover")  # reached when the roste
 START_POINTS = ("start", "joined", "first")  # reached by a worker that joins
 FILES = ("journal.jsonl", "membership.jsonl", "checkpoint")
 MOMENTS = ("calm", "join", "checkpoint", "takeover", "epoch", "loss", "at once")
-MOMENT_ODDS = (0.4, 0.1, 0.1, 0.05, 0.1, 0.1, 0.15)
+MOMENT_ODDS = (0.3, 0.1, 0.15, 0.1, 0.1, 0.1, 0.15)
 
 # How often each kind is drawn, relative to the others.
 ANYWHERE = {
@@ -79,6 +79,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     torn: bool = False  # the end of the file is cut off; otherwise a bit is flipped
     where: float = 0.0  # fraction of the file
     everybody: bool = False  # with a damaged file: workers are killed too; full disk: one of them
+
+    @property
+    def title(self) -> str:
+        """Its kind, and how long it lasts if that is long."""
+        return f"{self.kind} for {self.lasts_s:g} s" if self.lasts_s > 1 else self.kind
 
 
 def method_of(kind: str) -> str:

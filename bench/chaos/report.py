@@ -28,7 +28,7 @@ class Outcome:
     crash: str = ""
     failure: str = ""  # of the driver
     idle_s: float = 0.0  # longest time between two steps
-    idle_after: str = ""  # the fault before it
+    idle_after: str = ""  # the faults in it, and the one before
     happened: list[tuple[float, Fault]] = field(default_factory=list)
 
     @property
