@@ -43,8 +43,9 @@ def play(
     try:
         folder.mkdir(parents=True)
         _play(outcome, disk=disk, until_s=until_s)
-    except Exception:  # of this program; the other runs go on
-        outcome.failure = "the driver failed: " + traceback.format_exc()
+    except Exception as e:  # of this program; the other runs go on
+        traceback.print_exc()
+        outcome.failure = f"the driver failed: {e!r}"
     return outcome
 
 
