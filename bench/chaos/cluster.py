@@ -167,6 +167,8 @@ class ChaosRun(CliRun):
         while (code := self.returncode) is None or any(p.poll() is None for p in others):
             if time.monotonic() > deadline_s:
                 raise HangError(f"the run has not ended after {BOUND_S:g} s")
+            if code is not None:  # a joiner that comes now would wait two minutes for a coordinator
+                send([p.pid for p in others if p.poll() is None], signal.SIGTERM)
             time.sleep(POLL_S)
         return code
 
