@@ -39,7 +39,8 @@ def join_command(
     """Start SCRIPT ARGS here as a worker of the run at HOST:PORT (or in a run's folder).
 
     Options of join go before SCRIPT. On Ctrl-C, SIGTERM or SIGHUP the worker leaves at the end of
-    a step; a second one kills it. The exit code is the script's.
+    a step; a second one kills it. The exit code is the script's, or 75 if no coordinator answers
+    for two minutes.
     """
     coordinator = find_coordinator(run, token_file)
     # Even with --address: it checks the token.

@@ -74,18 +74,22 @@ class FakeCoordinator:
 
     def impersonate(self, *messages: ToClient) -> None:
         """Send a greeting and, after the worker's hello, these messages."""
-        connection = self._greet()
+        connection = self.greet()
         connection.receive()
         connection.send(*messages)
         connection.close()
 
     def accept(self, answer: Welcome | Refused = WELCOME) -> Connection:
         """Complete the handshake: admit the worker, or refuse it."""
-        connection = self._greet()
+        connection = self.greet()
+        self.answer(connection, answer)
+        return connection
+
+    def answer(self, connection: Connection, answer: Welcome | Refused = WELCOME) -> None:
+        """Complete the handshake of a worker that was greeted."""
         hello = connection.receive()
         assert isinstance(hello, Hello)
         connection.send(replace(answer, proof=proof(self.where.token, hello.nonce, COORDINATOR)))
-        return connection
 
     def accept_silently(self) -> Connection:
         """Accept a connection and send nothing."""
@@ -94,7 +98,7 @@ class FakeCoordinator:
         self._connections.append(Connection(there))
         return self._connections[-1]
 
-    def _greet(self) -> Connection:
+    def greet(self) -> Connection:
         connection = self.accept_silently()
         connection.send(Greeting(nonce="00" * 16))
         return connection
@@ -116,6 +120,11 @@ class Connection:
 
     def send_bytes(self, data: bytes) -> None:
         self._there.sendall(data)
+
+    def read_to_end(self) -> None:
+        """Until the worker has closed the connection."""
+        while self._lines.readline():
+            pass
 
     def close(self) -> None:
         self._lines.close()
@@ -230,12 +239,14 @@ def test_a_worker_waits_for_the_coordinator_and_follows_it_to_the_address_in_the
         made = pool.submit(Control, where, Worker(gone)._progress)
         while "Trying again" not in caplog.text:
             time.sleep(0.01)
+        found_s = time.monotonic()
         for _ in range(2):  # its first connection, and the next one
             with closing(FakeCoordinator()) as coordinator:
                 (tmp_path / "address").write_text(f"{coordinator.where}\n")
                 coordinator.accept()
-                made.result()
-        made.result().close()
+                control = made.result()
+    assert control._leased_s >= found_s + WELCOME.lease_s  # the wait before is not counted
+    control.close()
 
 
 def test_a_worker_without_a_coordinator_ends_with_one_line_and_exit_code_75(
@@ -358,6 +369,21 @@ def test_a_message_that_cannot_be_encoded_raises_in_send(coordinator: FakeCoordi
     control.send(ready())
     assert connection.receive() == ready()  # still connected
     control.close()
+
+
+def test_a_connection_that_is_made_while_a_worker_disconnects_is_closed(
+    coordinator: FakeCoordinator,
+) -> None:
+    control, connection = Worker(coordinator).connect()
+    connection.close()
+    again = coordinator.greet()
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(control.close)
+        while not control._closed:
+            control.wait(0.01)
+        coordinator.answer(again)
+        again.read_to_end()
+        closed.result()
 
 
 def test_send_and_close_do_not_block_if_the_coordinator_does_not_read(

@@ -195,11 +195,7 @@ class Control:
                     self._receive(to_client.decode(line))
             except (OSError, ValueError) as e:
                 log.debug("the connection to the coordinator broke: %s", e)
-            with self._lock:
-                broken, self._socket = self._socket, None
-            if broken is not None:
-                self._lines.close()
-                _hang_up(broken)
+            self._drop()
             warned = ""
             while not self._closed and self.goodbye is None and not self.lease_over:
                 try:
@@ -221,6 +217,15 @@ class Control:
                     self.wait(RETRY_S)
             else:
                 return
+        self._drop()  # if it was made after `close`
+
+    def _drop(self) -> None:
+        """Close the connection on this side."""
+        with self._lock:
+            broken, self._socket = self._socket, None
+        if broken is not None:
+            self._lines.close()
+            _hang_up(broken)
 
     def _send_again(self) -> None:
         progress = self._progress()
@@ -305,6 +310,8 @@ class Control:
 
     def _meet(self, where: CoordinatorAddress, there: socket.socket) -> Welcome:
         known, progress = getattr(self, "welcome", None), self._progress()
+        if known is None:
+            self._leased_s = time.monotonic()
         lines = there.makefile("rb")
         try:
             hello = Hello(
