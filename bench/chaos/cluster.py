@@ -159,6 +159,11 @@ class ChaosRun(CliRun):
         joined = [p.pid for p in self._joined.values() if p.poll() is None]
         return [*self.connected(), *self.launched(), *joined]
 
+    def saves_checkpoint(self) -> bool:
+        """Whether a worker writes one now; a worker that was killed leaves its `part` behind."""
+        parts = (self.folder / "checkpoints").glob("step-*.*.part")
+        return any(Path("/proc", part.suffixes[-2][1:]).exists() for part in parts)
+
     def finish(self) -> int:
         """Train to the end of the epoch. Raises HangError."""
         self.go()

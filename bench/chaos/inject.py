@@ -47,7 +47,7 @@ class Injector:
 
     def _phase(self) -> str:
         """What the run is doing now."""
-        if any((self._run.folder / "checkpoints").glob("*.part")):
+        if self._run.saves_checkpoint():
             return "checkpoint"
         status = self._run.status()
         if not status or status["state"] in ("starting", "waiting for workers to come back"):
@@ -73,7 +73,7 @@ class Injector:
             case "epoch":
                 self._until(lambda: run.status().get("step", 0) % EPOCH_STEPS == EPOCH_STEPS - 1)
             case "checkpoint":
-                self._until(lambda: any((run.folder / "checkpoints").glob("*.part")))
+                self._until(run.saves_checkpoint)
 
     def _until(self, holds: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + MOMENT_S
