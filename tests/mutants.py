@@ -177,6 +177,18 @@ MUTANTS = [
         "        pass",
         "tests/train/roster/test_generations.py",
     ),
+    Mutant(
+        TRAIN + "roster/generations.py",
+        "return self.control.newest_unplanned if self.generation else",
+        "return self.control.newest_unplanned if self.has_trained else",
+        "tests/train/roster/test_generations.py",
+    ),
+    Mutant(
+        TRAIN + "roster/control.py",
+        "        if not progress.waiting:\n            self._to_resend.pop(Stuck, None)",
+        "        self._to_resend.pop(Stuck, None)",
+        "tests/train/roster/test_control.py -k stuck",
+    ),
     # The last checkpoint of a run.
     Mutant(
         TRAIN + "roster/checkpointing.py",

@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.chaos import faults as fl
 from bench.chaos.driver import play
-from bench.chaos.report import Outcome, load_faults, save_faults, summary
+from bench.chaos.report import Outcome, load_faults, phases, save_faults, summary
 from bench.testbed.disk import small_disk
 from bench.testbed.hosts import make_hosts
 from evenstep.emulate.interference import Interference
@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             cores = sorted(os.sched_getaffinity(0))
             hogs = Interference([cores[i % len(cores)] for i in range(args.hogs)])
             stack.callback(hogs.close)
+        stack.callback(_conclude, outcomes, args.seed)  # whatever happens
         for i, faults in _plans(args, disk=disk, hosts=hosts):
             if time.monotonic() > until_s:
                 break
@@ -71,7 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             _tell(i, outcome, args.seed)
             if not outcome.problem and not args.folder:
                 shutil.rmtree(place)
-    print(summary(outcomes) + f"; seed {args.seed}", flush=True)
     if any(outcome.problem for outcome in outcomes):
         return 1
     if not args.folder:
@@ -113,6 +113,12 @@ def _tell(i: int, outcome: Outcome, seed: int) -> None:
         return
     print(f"  again: python -m bench.chaos --seed {seed} --runs {i}, or --replay {path}")
     print(path.read_text(), end="", flush=True)
+
+
+def _conclude(outcomes: Sequence[Outcome], seed: int) -> None:
+    if outcomes:
+        print(phases(outcomes))
+        print(f"{summary(outcomes)}; seed {seed}", flush=True)
 
 
 def _available(folder: Path) -> tuple[bool, bool]:

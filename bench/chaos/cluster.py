@@ -18,6 +18,7 @@ from bench.testbed.hosts import Hosts
 from bench.testbed.live_run import HELD, POLL_S, SCRIPT
 from evenstep.coordinate.client import NoAnswerError
 from evenstep.launch.die_with_parent import die_with_parent
+from evenstep.processes import Liveness, ProcessIdentity
 
 WARM_START = SCRIPT.with_name("warm_start.py")
 LEASE_S = 15.0  # a takeover waits so long for joiners that were killed elsewhere
@@ -43,6 +44,7 @@ class ChaosRun(CliRun):
         self.size, self.disk, self.hosts = size, disk, hosts
         self.ledger = folder / "ledger"
         self._joined: dict[int, subprocess.Popen[Any]] = {}  # by host
+        self._ranked: list[ProcessIdentity] = []  # the roster, as last seen
         address = ["--host", hosts[0].address] if hosts else []
         start = hosts[0].popen if hosts else subprocess.Popen
         super().__init__(
@@ -83,6 +85,10 @@ class ChaosRun(CliRun):
     def settle(self, steps: int) -> dict[str, Any]:
         """Bring the run back to its size and wait until it has trained so many steps."""
         self.fill_up()
+        return self.train(steps)
+
+    def train(self, steps: int) -> dict[str, Any]:
+        """Wait until the run has trained so many steps."""
         begun = -1
 
         def has_trained(status: dict[str, Any]) -> bool:
@@ -117,23 +123,46 @@ class ChaosRun(CliRun):
                 die_with_parent(command), stdout=log, stderr=subprocess.STDOUT, env=self._env
             )
 
-    def request(self, what: str, **more: Any) -> None:
-        """An operator's request, which the run may refuse."""
+    def request(self, what: str, **more: Any) -> bool:
+        """An operator's request. False: the run refuses it, or has no coordinator."""
         with suppress(NoAnswerError, FileNotFoundError, ValueError):
             self.ask(what, **more)
+            return True
+        return False
+
+    def status(self) -> dict[str, Any]:
+        status = super().status()
+        rows = [w for w in status.get("workers", ()) if w["rank"] is not None and w["pid"]]
+        if rows:
+            self._ranked = []
+            for row in sorted(rows, key=lambda w: w["rank"]):
+                with suppress(OSError):  # it has just ended
+                    self._ranked.append(ProcessIdentity.of(row["pid"]))
+        return status
 
     def roster(self) -> list[int]:
-        """Pids of the workers in rank order; waits until there is one."""
+        """Pids of the workers in rank order, as last known while no coordinator answers.
 
-        def ranked(status: dict[str, Any]) -> list[int]:
-            rows = [w for w in status["workers"] if w["rank"] is not None and w["pid"]]
-            return [w["pid"] for w in sorted(rows, key=lambda w: w["rank"])]
+        Waits until one of them is alive.
+        """
+        self.status()
+        while not (alive := [p.pid for p in self._ranked if p.liveness() is Liveness.ALIVE]):
+            self.await_status(lambda status: bool(self._ranked), "a roster")
+        return alive
 
-        return ranked(self.await_status(lambda status: bool(ranked(status)), "a roster"))
+    def connected(self) -> list[int]:
+        """Pids of the workers that are connected to the coordinator."""
+        return [w["pid"] for w in self.status().get("workers", ()) if w["pid"]]
 
     def everybody(self) -> list[int]:
-        """Pids of all workers that the coordinator knows."""
-        return [w["pid"] for w in self.status().get("workers", ()) if w["pid"]]
+        """Pids of all workers, whether the coordinator knows them or not."""
+        joined = [p.pid for p in self._joined.values() if p.poll() is None]
+        return [*self.connected(), *self.launched(), *joined]
+
+    def saves_checkpoint(self) -> bool:
+        """Whether a worker writes one now; a worker that was killed leaves its `part` behind."""
+        parts = (self.folder / "checkpoints").glob("step-*.*.part")
+        return any(Path("/proc", part.suffixes[-2][1:]).exists() for part in parts)
 
     def finish(self) -> int:
         """Train to the end of the epoch. Raises HangError."""
@@ -143,6 +172,8 @@ class ChaosRun(CliRun):
         while (code := self.returncode) is None or any(p.poll() is None for p in others):
             if time.monotonic() > deadline_s:
                 raise HangError(f"the run has not ended after {BOUND_S:g} s")
+            if code is not None:  # a joiner that comes now would wait two minutes for a coordinator
+                send([p.pid for p in others if p.poll() is None], signal.SIGTERM)
             time.sleep(POLL_S)
         return code
 

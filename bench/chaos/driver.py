@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -27,17 +28,29 @@ from bench.testbed.train import INJECTED
 NUM_WORKERS, NUM_LOCAL = 4, 2  # on one host; on the first of several
 NUM_HOSTS = 3
 DISK = "48m"
-TRACEBACK = re.compile(r"^(?:\[w\d+\] )?([\w.]+(?:Error|Exception): .*)$", re.MULTILINE)
-# Injected; or a worker that starts while the coordinator is down, or while the run ends.
-EXPECTED = re.compile(f"{INJECTED}|^ConnectionRefusedError|NotWelcomeError")
+CRASH = re.compile(
+    r"^(?:\[w\d+\] )?([\w.]+(?:Error|Exception)(?::.*)?)$"  # the end of a traceback
+    r"|(.* was ended by SIG(?:SEGV|ABRT|BUS|FPE|ILL)\b.*)$",
+    re.MULTILINE,
+)
 
 
 def play(
     faults: Sequence[Fault], folder: Path, *, disk: bool, hosts: bool, until_s: float
 ) -> Outcome:
     """Inject faults into a run, finish it, and judge it. No new fault after `until_s`."""
-    outcome = Outcome(folder=folder, faults=faults)
-    folder.mkdir(parents=True)
+    outcome = Outcome(folder=folder, faults=faults, on_hosts=hosts)
+    try:
+        folder.mkdir(parents=True)
+        _play(outcome, disk=disk, until_s=until_s)
+    except Exception as e:  # of this program; the other runs go on
+        traceback.print_exc()
+        outcome.failure = f"the driver failed: {e!r}"
+    return outcome
+
+
+def _play(outcome: Outcome, *, disk: bool, until_s: float) -> None:
+    folder, hosts = outcome.folder, outcome.on_hosts
     with ExitStack() as stack:
         space = stack.enter_context(make_hosts(NUM_HOSTS)) if hosts else None
         room = stack.enter_context(small_disk(folder / "disk", DISK)) if disk else None
@@ -53,7 +66,6 @@ def play(
                 outcome.crash = str(e)
         if not outcome.hang and not outcome.crash:
             _judge(run, outcome)
-    return outcome
 
 
 def _go_through(run: ChaosRun, outcome: Outcome, until_s: float) -> None:
@@ -65,17 +77,17 @@ def _go_through(run: ChaosRun, outcome: Outcome, until_s: float) -> None:
         outcome.happened.append((time.monotonic(), fault))
         with run.log.open("a") as log:
             log.write(f"{time.strftime('%H:%M:%S')} chaos: {fault}\n")
-        outcome.num_faults += injector.inject(fault)
-    run.settle(5)
+        if hit := injector.inject(fault):
+            outcome.hits[hit] += 1
+    run.train(5)
     if code := run.finish():
         raise CrashError(f"`evenstep run` ended with {code}")
 
 
 def _judge(run: ChaosRun, outcome: Outcome) -> None:
     """Compare a run that trained to the end with a single process."""
-    errors = [found for found in TRACEBACK.findall(run.output()) if not EXPECTED.search(found)]
-    if errors:
-        outcome.crash = f"a traceback that ends with {errors[0]}"
+    if crashes := [found for found in _crashes(run) if INJECTED not in found]:
+        outcome.crash = f"{len(crashes)} errors, first {crashes[0]}"
     results = run.results()
     steps = {result["step"] for result in results.values()}
     if len(steps) != 1:
@@ -102,12 +114,20 @@ def _judge(run: ChaosRun, outcome: Outcome) -> None:
     _find_idle(outcome, trained.commits_s)
 
 
+def _crashes(run: ChaosRun) -> Iterator[str]:
+    """Tracebacks and signals in all logs: a coordinator that was killed has not shown them all."""
+    for log in (run.log, *sorted(run.folder.glob("logs/*.log"))):
+        for match in CRASH.finditer(log.read_text(errors="replace")):
+            yield f"{log.name}: {match[1] or match[2]}"
+
+
 def _find_idle(outcome: Outcome, commits_s: Sequence[float]) -> None:
     for before_s, after_s in pairwise(commits_s):
         if after_s - before_s > outcome.idle_s:
             outcome.idle_s = after_s - before_s
-            kinds = [fault.kind for at_s, fault in outcome.happened if at_s < after_s]
-            outcome.idle_after = kinds[-1] if kinds else ""
+            earlier = [fault for at_s, fault in outcome.happened if at_s < before_s]
+            within = [fault for at_s, fault in outcome.happened if before_s <= at_s < after_s]
+            outcome.idle_after = ", ".join(fault.title for fault in (*earlier[-1:], *within))
 
 
 @contextmanager

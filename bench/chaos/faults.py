@@ -17,7 +17,7 @@ REGROUP_POINTS = ("rendezvous", "compare", "handover")  # reached when the roste
 START_POINTS = ("start", "joined", "first")  # reached by a worker that joins
 FILES = ("journal.jsonl", "membership.jsonl", "checkpoint")
 MOMENTS = ("calm", "join", "checkpoint", "takeover", "epoch", "loss", "at once")
-MOMENT_ODDS = (0.4, 0.1, 0.1, 0.05, 0.1, 0.1, 0.15)
+MOMENT_ODDS = (0.3, 0.1, 0.15, 0.1, 0.1, 0.1, 0.15)
 
 # How often each kind is drawn, relative to the others.
 ANYWHERE = {
@@ -60,7 +60,8 @@ USES: dict[str, tuple[str, ...]] = {
 }
 
 LONG_STOP_S = 14.0  # longer than a silent worker is waited for
-LONG_STOP_ODDS = 0.1
+LONG_STOP_ODDS, LONG_PARTITION_ODDS = 0.1, 0.3
+AT_ONCE_ODDS = 0.5  # no delay: checkpoints and ends of epochs are over in milliseconds
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,6 +79,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     torn: bool = False  # the end of the file is cut off; otherwise a bit is flipped
     where: float = 0.0  # fraction of the file
     everybody: bool = False  # with a damaged file: workers are killed too; full disk: one of them
+
+    @property
+    def title(self) -> str:
+        """Its kind, and how long it lasts if that is long."""
+        return f"{self.kind} for {self.lasts_s:g} s" if self.lasts_s > 1 else self.kind
 
 
 def method_of(kind: str) -> str:
@@ -99,11 +105,13 @@ def draw_faults(
 
 
 def _draw(rng: np.random.Generator, kind: str, *, long_stops: bool) -> Fault:
-    is_long = long_stops and rng.random() < LONG_STOP_ODDS
+    odds = LONG_PARTITION_ODDS if kind in HOSTS else LONG_STOP_ODDS
+    is_long = long_stops and rng.random() < odds
     joins = kind.startswith("joiner")
     points = START_POINTS if joins else (*POINTS, *REGROUP_POINTS, *START_POINTS)
     moment = str(rng.choice(MOMENTS, p=MOMENT_ODDS))
     steps, delay_s = int(rng.integers(1, 6)), round(float(rng.exponential(0.05)), 3)
+    delay_s *= float(rng.random() > AT_ONCE_ODDS)
     details = {
         "who": round(float(rng.random()), 3),
         "num": int(rng.integers(2, 6)),

@@ -9,14 +9,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.chaos.cluster import ChaosRun, CrashError, HangError, send
+from bench.chaos.cluster import BOUND_S, ChaosRun, CrashError, HangError, send
 from bench.chaos.faults import REGROUP_POINTS, START_POINTS, Fault, method_of
 from bench.testbed.live_run import EPOCH_STEPS, POLL_S
 from bench.testbed.train import post
 
+PHASES = {
+    **dict.fromkeys(REGROUP_POINTS, "regroup"),
+    **dict.fromkeys(START_POINTS, "join"),
+    "epoch": "epoch end",
+    "checkpoint": "checkpoint",
+}
+"""What goes on at a failpoint; at others, a step."""
+
 CLAIM_S = 10.0  # for a worker to reach a failpoint; then the fault is withdrawn
 MOMENT_S = 5.0  # for a moment to come
 FULL_STEPS = 3  # trained while the disk is full
+NO_TERM = "term: cannot be claimed: No space left on device"
 
 
 class Injector:
@@ -25,15 +34,29 @@ class Injector:
     def __init__(self, run: ChaosRun) -> None:
         self._run = run
 
-    def inject(self, fault: Fault) -> bool:
-        """Wait for the fault's moment, and perform it. False: it did not come to pass."""
+    def inject(self, fault: Fault) -> str:
+        """Wait for the fault's moment, and perform it. Returns what it hit, or "" for nothing."""
         run = self._run
         if fault.moment != "at once":
             run.settle(fault.steps)
             self._await_moment(fault)
         time.sleep(fault.delay_s)
+        hit = PHASES.get(fault.point, "step") if fault.point else self._phase()
         perform = getattr(self, method_of(fault.kind))
-        return perform(fault) is not False
+        return hit if perform(fault) is not False else ""
+
+    def _phase(self) -> str:
+        """What the run is doing now."""
+        if self._run.saves_checkpoint():
+            return "checkpoint"
+        status = self._run.status()
+        if not status or status["state"] in ("starting", "waiting for workers to come back"):
+            return "takeover"
+        if status["state"] != "training":
+            return "regroup"
+        if any(w["state"] in ("starting", "ready") for w in status["workers"]):
+            return "join"
+        return "epoch end" if status["step"] % EPOCH_STEPS == EPOCH_STEPS - 1 else "step"
 
     def _await_moment(self, fault: Fault) -> None:
         run = self._run
@@ -50,7 +73,7 @@ class Injector:
             case "epoch":
                 self._until(lambda: run.status().get("step", 0) % EPOCH_STEPS == EPOCH_STEPS - 1)
             case "checkpoint":
-                self._until(lambda: any((run.folder / "checkpoints").glob("*.part")))
+                self._until(run.saves_checkpoint)
 
     def _until(self, holds: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + MOMENT_S
@@ -149,16 +172,15 @@ class Injector:
         killed, *stopped = self._picked(fault.who, 2)
         send(stopped, signal.SIGSTOP)  # it must not be taken for dead
         send([killed], signal.SIGKILL)
-        self._until(lambda: killed not in self._run.everybody())
+        self._until(lambda: killed not in self._run.connected())
         send(stopped, signal.SIGCONT)
 
     def _notice(self, fault: Fault) -> None:
         send(self._picked(fault.who, 1), signal.SIGTERM)
 
-    def _drain(self, fault: Fault) -> None:
+    def _drain(self, fault: Fault) -> bool:
         rows = [w["worker"] for w in self._run.status().get("workers", ()) if w["rank"] is not None]
-        if rows:
-            self._run.request("drain", worker=rows[int(fault.who * len(rows))])
+        return bool(rows) and self._run.request("drain", worker=rows[int(fault.who * len(rows))])
 
     def _scale(self, fault: Fault) -> None:
         self._run.size = fault.num
@@ -169,7 +191,7 @@ class Injector:
         run.settle(1)
         run.ask("stop")
         try:
-            code = run.process.wait(600.0)
+            code = run.process.wait(BOUND_S)
         except subprocess.TimeoutExpired:
             raise HangError("the run does not stop") from None
         if code != 0:
@@ -186,8 +208,13 @@ class Injector:
                 send(self._picked(fault.who, 1), signal.SIGKILL)
             time.sleep(fault.lasts_s)
             run.settle(FULL_STEPS)
+        except CrashError:
+            if NO_TERM not in run.output().splitlines()[-1]:
+                raise
         finally:
             run.disk.free()
+        if run.returncode is not None:
+            run.restart()  # without a term it could not take over
 
     def _partition(self, fault: Fault) -> None:
         hosts = self._run.hosts

@@ -83,11 +83,17 @@ class CliRun(LiveRun):
 
     def _kill_workers(self) -> None:
         """Kill workers that outlived their coordinator."""
+        for pid in self.launched():
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
+
+    def launched(self) -> list[int]:
+        """Pids of workers that a coordinator of this run has started and that still run."""
+        found = []
         for file in self.folder.glob("logs/*.pid"):
-            with suppress(OSError):  # the disk fails, or it has just ended
-                worker = msgspec.json.decode(file.read_bytes(), type=ProcessIdentity)
-                if worker.liveness() is Liveness.ALIVE:
-                    os.kill(worker.pid, signal.SIGKILL)
+            with suppress(OSError, msgspec.DecodeError):  # the disk fails
+                found.append(msgspec.json.decode(file.read_bytes(), type=ProcessIdentity))
+        return [worker.pid for worker in found if worker.liveness() is Liveness.ALIVE]
 
     def wait_for_exit(self, pid: int) -> None:
         """Wait for a process that is not our child."""

@@ -163,7 +163,10 @@ def _work(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
     _die_with_parent()
     os.setsid()
     if "network" in request:  # a namespace
-        fd = os.open(request["network"], os.O_RDONLY)
+        try:
+            fd = os.open(request["network"], os.O_RDONLY)
+        except FileNotFoundError:  # the process that asked for this one was killed
+            os._exit(1)
         assert ctypes.CDLL(None).setns(fd, 0) == 0, "cannot enter the network namespace"
         os.close(fd)
     for fd, onto in zip(streams, range(NUM_STREAMS), strict=True):

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from evenstep.cli.endpoint import advertised_address, find_coordinator
 from evenstep.cli.main import main
 from evenstep.cli.operators import ask_coordinator
+from evenstep.coordinate import client
 from evenstep.coordinate.client import ask_from
 from evenstep.errors import ConfigError
 from evenstep.messages import Ask
@@ -98,6 +99,17 @@ def test_from_another_host_a_run_is_reached_at_its_remote_address(tmp_path: Path
     (tmp_path / "address").write_text("0.0.0.0:4711\nno-such-host.invalid:4711\n")
     with pytest.raises(ConfigError, match=r"Give HOST:PORT instead .* and port 4711"):
         find_coordinator(str(tmp_path))
+
+
+def test_a_run_whose_coordinator_does_not_come_back_is_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: Path
+) -> None:
+    monkeypatch.setattr(client, "FIRST_DIAL_S", 0.0)
+    with hosted(tmp_path / "run") as run:
+        pass
+    result = CliRunner().invoke(main, ["join", str(tmp_path / "run"), str(script)])
+    message = f"evenstep: no coordinator listens at {run.address}; has the run ended?\n"
+    assert (result.exit_code, result.stderr) == (75, message)
 
 
 @pytest.mark.parametrize("where", ["nope", "runs/nope", "host:", ":4711", "host:99999"])

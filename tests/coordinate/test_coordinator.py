@@ -468,6 +468,26 @@ def test_a_newcomer_whose_script_fails_before_its_first_step_is_left_out(
     assert sum(told in m for m in caplog.messages if c.id in m) >= 1
 
 
+def test_a_newcomer_whose_script_fails_as_it_is_to_leave_again_does_not_hold_the_others_up(
+    make: Make,
+) -> None:
+    """They are in a step with it, so no leader passes on the generation without it."""
+    world = make()
+    a, b = training(world, 2)
+    c = world.join()
+    while not c.begun:
+        world.take_step()
+        world.enter()
+    ask(world, "drain", worker=c.id)
+    assert heard(a, Generation)[-1].planned
+    world.say(c, Failed(told="no data"))
+    world.end(c, 1)
+    assert not heard(a, Generation)[-1].planned
+    world.settle(8)
+    assert a.generation == b.generation == world.status()["generation"]
+    assert world.take_step()
+
+
 def test_a_script_that_fails_in_the_first_step_of_all_ends_the_run(make: Make) -> None:
     world = make()
     world.join()

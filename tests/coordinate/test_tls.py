@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evenstep.coordinate import server
-from evenstep.coordinate.client import HungUpError, NoAnswerError, ask, connect
+from evenstep.coordinate.client import NoAnswerError, UnreachableError, ask, connect
 from evenstep.coordinate.run_folder import TLS, RunFolder
 from evenstep.coordinate.tls import (
     TlsSocket,
@@ -96,7 +96,7 @@ def test_a_coordinator_that_resets_a_handshake_has_hung_up() -> None:
 
     thread = threading.Thread(target=reset, daemon=True)
     thread.start()
-    with pytest.raises(HungUpError):
+    with pytest.raises(UnreachableError):
         connect("127.0.0.1", listener.getsockname()[1], WAIT_S, OTHER)
     thread.join(WAIT_S)
     listener.close()

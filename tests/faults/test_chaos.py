@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from bench.chaos import faults as fl
 from bench.chaos.__main__ import main
+from bench.chaos.driver import CRASH, play
 from bench.chaos.inject import Injector, damage
-from bench.chaos.report import load_faults, save_faults
+from bench.chaos.report import load_faults, save_faults, summary
 from bench.testbed.ledger import Line, lost_and_repeated, read_ledger
 
 KINDS = {**fl.ANYWHERE, **fl.ONE_HOST, **fl.SMALL_DISK, **fl.HOSTS}
@@ -35,6 +36,28 @@ def test_a_list_of_faults_can_be_replayed(tmp_path: Path) -> None:
     drawn = fl.draw_faults(np.random.default_rng(1), 100, KINDS, long_stops=True)
     save_faults(tmp_path / "faults.jsonl", drawn)
     assert load_faults(tmp_path / "faults.jsonl") == drawn
+
+
+def test_a_failure_of_the_driver_is_reported_with_the_rest(tmp_path: Path) -> None:
+    outcome = play([], tmp_path, disk=False, hosts=False, until_s=0.0)  # the folder exists
+    assert "FileExistsError" in outcome.problem
+    assert "in 1 runs: 0 samples lost" in summary([outcome])
+    assert "1 failures of the driver" in summary([outcome])
+
+
+@pytest.mark.parametrize(
+    ("line", "is_crash"),
+    [
+        ("[w3] ValueError: no", True),
+        ("torch.cuda.OutOfMemoryError: no", True),
+        ("AssertionError", True),
+        ("12:00:00 evenstep: w3 was ended by SIGSEGV", True),
+        ("12:00:00 evenstep: w3 was ended by SIGKILL", False),
+        ("[w3] step 4 is void: rank 1 lost another worker: Read error", False),
+    ],
+)
+def test_crashes_are_found_in_a_log(line: str, is_crash: bool) -> None:
+    assert bool(CRASH.search(f"before\n{line}\nafter\n")) is is_crash
 
 
 @pytest.mark.parametrize("torn", [False, True])

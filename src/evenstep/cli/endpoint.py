@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import click
 
-from evenstep.coordinate.addresses import EVERYWHERE, is_here, outward_address
+from evenstep.coordinate.addresses import EVERYWHERE, outward_address
 from evenstep.coordinate.client import ask_from
-from evenstep.coordinate.run_folder import read_addresses
+from evenstep.coordinate.run_folder import address_from_here, read_addresses
 from evenstep.errors import ConfigError
 from evenstep.identity import Credentials
 from evenstep.launch.environment import (
@@ -31,7 +30,8 @@ token_option = click.option(
 def find_coordinator(run: str, token_file: Path | None = None) -> CoordinatorAddress:
     """The coordinator of a run, given as the run's folder or as HOST:PORT."""
     folder, address = Path(run), run
-    if folder.is_dir():
+    is_folder = folder.is_dir()
+    if is_folder:
         address = _address_in(folder)
         token_file = token_file or folder / "token"
     parts = host_and_port(address)
@@ -39,7 +39,13 @@ def find_coordinator(run: str, token_file: Path | None = None) -> CoordinatorAdd
         raise ConfigError(run, "is neither a run folder nor HOST:PORT")
     host, port = parts
     token, fingerprint = _credentials(token_file)
-    return CoordinatorAddress(host=host, port=port, token=token, fingerprint=fingerprint)
+    return CoordinatorAddress(
+        host=host,
+        port=port,
+        token=token,
+        fingerprint=fingerprint,
+        folder=folder.absolute() if is_folder else None,
+    )
 
 
 def _credentials(file: Path | None) -> Credentials:
@@ -56,21 +62,18 @@ def _credentials(file: Path | None) -> Credentials:
 
 def _address_in(folder: Path) -> str:
     """The coordinator's address in a run's folder, as seen from this host."""
-    local, remote = read_addresses(folder)
-    if not local:
-        raise ConfigError(str(folder), "has no coordinator: no run has been started in it")
-    if not remote:
-        return local
-    host, _, port = remote.rpartition(":")
-    host = host.strip("[]")
     try:
-        return local if host == socket.gethostname() or is_here(host) else remote
+        address = address_from_here(folder)
     except OSError:
+        host, _, port = read_addresses(folder)[1].rpartition(":")
         raise ConfigError(
             str(folder),
             f"the coordinator is on host {host}, a name that this machine cannot resolve. Give "
             f"HOST:PORT instead of the folder, with an address of that host and port {port}",
         ) from None
+    if not address:
+        raise ConfigError(str(folder), "has no coordinator: no run has been started in it")
+    return address
 
 
 def reachable_address(coordinator: CoordinatorAddress) -> str:

@@ -14,6 +14,7 @@ import click
 from evenstep.cli.endpoint import find_coordinator, reachable_address, token_option
 from evenstep.cli.ports import data_ports
 from evenstep.cli.signals import StopRequests, echo, stop_signals
+from evenstep.coordinate.client import UnreachableError, await_coordinator
 from evenstep.launch.die_with_parent import die_with_parent
 from evenstep.launch.local import worker_environment
 
@@ -39,17 +40,24 @@ def join_command(
     """Start SCRIPT ARGS here as a worker of the run at HOST:PORT (or in a run's folder).
 
     Options of join go before SCRIPT. On Ctrl-C, SIGTERM or SIGHUP the worker leaves at the end of
-    a step; a second one kills it. The exit code is the script's.
+    a step; a second one kills it. The exit code is the script's, or 75 if no coordinator answers
+    for two minutes.
     """
     coordinator = find_coordinator(run, token_file)
-    reachable = reachable_address(coordinator)  # even with --address: it checks the token
+    # Even with --address: it checks the token.
+    try:
+        reachable = await_coordinator(lambda: reachable_address(coordinator))
+    except UnreachableError as e:
+        echo(f"evenstep: {e}")
+        ctx.exit(os.EX_TEMPFAIL)
     env = worker_environment(
         os.environ,
         coordinator=str(coordinator),
+        token_file=coordinator.folder and coordinator.folder / "token",
         address=address or reachable,
     )
-    # Other users cannot read the environment.
-    env["EVENSTEP_TOKEN"] = f"{coordinator.token} {coordinator.fingerprint}".rstrip()
+    if coordinator.folder is None:  # other users cannot read the environment
+        env["EVENSTEP_TOKEN"] = f"{coordinator.token} {coordinator.fingerprint}".rstrip()
     env.pop("EVENSTEP_WORKER", None)
     echo(f"evenstep: {data_ports(env.get('EVENSTEP_ADDRESS', '127.0.0.1'))}")
     command = die_with_parent([sys.executable, str(script), *args])

@@ -5,9 +5,13 @@ Nobody at the other end is the run's coordinator until it has proved that it kno
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, TypeVar
 
 from msgspec.structs import replace
@@ -18,21 +22,55 @@ from evenstep.coordinate.tls import TlsSocket, shortened
 from evenstep.errors import EvenstepError, InvalidInputError
 from evenstep.wire import MAX_BYTES
 
+log = logging.getLogger("evenstep")
+
 ANSWER_S = 10.0  # deadline of each read and write of a question
+FIRST_DIAL_S = 120.0  # for a worker's first connection
+RETRY_S = 0.2  # between attempts
 
 A = TypeVar("A", msg.Answer, msg.Welcome)
+T = TypeVar("T")
 
 
 class StrangerError(EvenstepError, ConnectionError):
     """The process at this address is not the run's coordinator, or does not prove that it is."""
 
 
-class HungUpError(EvenstepError, ConnectionError):
-    """The connection was closed during the handshake."""
-
-
 class NoAnswerError(EvenstepError, ConnectionError):
     """The coordinator cannot be reached, or does not do what it is asked."""
+
+
+class UnreachableError(NoAnswerError):
+    """No coordinator answers at its address now; one may later."""
+
+
+def await_coordinator(dial: Callable[[], T]) -> T:
+    """Dial for FIRST_DIAL_S: the coordinator may be busy, not listening yet, or being replaced."""
+    until_s, warned = time.monotonic() + FIRST_DIAL_S, False
+    while True:
+        try:
+            return dial()
+        except UnreachableError as e:
+            if time.monotonic() > until_s:
+                raise
+            if not warned:
+                log.warning("%s Trying again for %g s", e, FIRST_DIAL_S)
+            warned = True
+        time.sleep(RETRY_S)
+
+
+@contextmanager
+def reaching(address: str) -> Iterator[None]:
+    """Raise UnreachableError if nobody answers; errors that another attempt repeats pass."""
+    try:
+        yield
+    except EvenstepError:
+        raise
+    except ConnectionRefusedError:
+        text = f"no coordinator listens at {address}; has the run ended?"
+        raise UnreachableError(text) from None
+    except OSError as e:
+        raise UnreachableError(f"the coordinator at {address} does not answer: {e}.") from None
 
 
 def connect(host: str, port: int, timeout_s: float, fingerprint: str = "") -> socket.socket:
@@ -53,7 +91,7 @@ def connect(host: str, port: int, timeout_s: float, fingerprint: str = "") -> so
         return connection
     except (ssl.SSLEOFError, ConnectionResetError):
         connection.close()
-        raise HungUpError(f"the coordinator at {address} hung up; is it ending?") from None
+        raise UnreachableError(f"the coordinator at {address} hung up; is it ending?") from None
     except ssl.SSLError as e:
         connection.close()
         raise StrangerError(
@@ -92,7 +130,7 @@ def handshake(
 def _read(lines: BinaryIO, max_bytes: int, address: str) -> msg.ToClient:
     line = lines.readline(max_bytes)
     if not line:
-        raise HungUpError(
+        raise UnreachableError(
             f"the coordinator at {address} hung up without an answer. Is it ending? Or does the "
             "run use TLS? Then copy its file `token` again: it has the certificate's fingerprint "
             "in a second line."
@@ -120,14 +158,18 @@ def ask_from(
     """The coordinator's answer, and this machine's address on the way to it."""
     address = f"{host}:{port}"
     try:
-        with connect(host, port, ANSWER_S, fingerprint) as there, there.makefile("rb") as lines:
+        with (
+            reaching(address),
+            connect(host, port, ANSWER_S, fingerprint) as there,
+            there.makefile("rb") as lines,
+        ):
             answer, proved = handshake(
                 there, lines, ask, msg.Answer, token=token, address=address, max_bytes=MAX_BYTES
             )
             local = str(there.getsockname()[0])
-    except ConnectionRefusedError:
-        raise NoAnswerError(f"no coordinator listens at {address}; has the run ended?") from None
-    except (StrangerError, HungUpError) as e:
+    except UnreachableError:
+        raise
+    except StrangerError as e:
         raise NoAnswerError(str(e)) from None
     except (OSError, InvalidInputError) as e:
         raise NoAnswerError(f"the coordinator at {address} does not answer: {e}") from None

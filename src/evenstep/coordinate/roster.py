@@ -150,10 +150,7 @@ def leave_out(d: Draft, member: st.RunMember, why: str, told: str = "") -> None:
     d.processes[member.id] = replace(d.process(member.id), refused=why)
     d.send(Refused(why=why), member.id)
     d.hang_up(member.id)
-    if member.trains:
-        lose(d, {member.id: why})
-    else:
-        d.remove(member.id)
+    disconnect(d, member, why, dead=True)
     reconcile(d, why)
 
 

@@ -8,12 +8,14 @@ import logging
 import os
 import re
 import secrets
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from evenstep.coordinate.addresses import is_here
 from evenstep.coordinate.term import TERM
 from evenstep.errors import ConfigError
 from evenstep.identity import TOKEN_BYTES, parse_credentials
@@ -246,6 +248,18 @@ def read_addresses(path: Path) -> tuple[str, str]:
     except OSError:
         return "", ""
     return address, elsewhere
+
+
+def address_from_here(path: Path) -> str:
+    """Where this host reaches the coordinator; empty if there is none.
+
+    OSError: the coordinator's host has a name that this machine cannot resolve.
+    """
+    local, remote = read_addresses(path)
+    host = remote.rpartition(":")[0].strip("[]")
+    if not remote or host == socket.gethostname() or is_here(host):
+        return local
+    return remote
 
 
 def _newest_in(folder: Path) -> str:

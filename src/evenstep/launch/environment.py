@@ -32,6 +32,7 @@ class CoordinatorAddress:
     fingerprint: str = ""  # of its certificate; empty: it does not speak TLS
     worker: str = ""  # the name from the launcher
     address: str = "127.0.0.1"  # where other workers reach this one
+    folder: Path | None = None  # of the run, where a later coordinator writes its address
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -88,7 +89,15 @@ def _read_coordinator(environment: Mapping[str, str]) -> CoordinatorAddress:
         fingerprint=fingerprint,
         worker=worker and check_worker_name(worker, "EVENSTEP_WORKER", "environment"),
         address=environment.get("EVENSTEP_ADDRESS", "127.0.0.1"),
+        folder=_run_folder(environment),
     )
+
+
+def _run_folder(environment: Mapping[str, str]) -> Path | None:
+    """The folder of the file `token`; None if that may be a copy."""
+    path = Path(environment.get("EVENSTEP_TOKEN_FILE", ""))
+    named = "EVENSTEP_TOKEN" not in environment and path.name == "token"
+    return path.parent if named else None
 
 
 def host_and_port(text: str) -> tuple[str, int] | None:

@@ -12,10 +12,13 @@ import torch
 
 from evenstep.train.comm.group import Group, SupersededError
 from evenstep.train.comm.rendezvous import RendezvousStore
+from evenstep.train.comm.transfer import MEETING, await_closed
+from evenstep.train.roster import groups as module
 from evenstep.train.roster.groups import GenerationGroups
 from tests.train.roster.test_elastic import generation_of
 
 WORLD = 3
+WAIT_S = 600.0
 
 
 class LocalBoard:
@@ -63,6 +66,26 @@ def test_a_rank_that_waits_for_others_gives_up_when_its_check_raises() -> None:
     groups = GenerationGroups(LocalBoard(), "127.0.0.1", check)
     with pytest.raises(SupersededError):
         groups.form(generation_of(4, WORLD), 0, WORLD)
+
+
+def test_a_rank_that_makes_a_group_gives_up_when_its_check_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All ranks were at the rendezvous; then the others were lost. Nothing waits for them."""
+
+    def check(_: float) -> None:
+        raise SupersededError("generation 5 replaces 4")
+
+    monkeypatch.setattr(module, "MEET_S", 10 * WAIT_S)
+    board = LocalBoard()
+    for rank in range(1, WORLD):
+        board.publish(4, f"here/{rank}", b"")
+    groups = GenerationGroups(board, "127.0.0.1", check)
+    with pytest.raises(SupersededError):
+        groups.form(generation_of(4, WORLD), 0, WORLD)
+    groups.close()
+    await_closed(WAIT_S)
+    assert MEETING not in [thread.name for thread in threading.enumerate()]
 
 
 def test_closing_the_store_ends_its_waits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from evenstep.coordinate import client
 from evenstep.coordinate.client import StrangerError
 from evenstep.coordinate.tls import make_certificate, pem_fingerprint, server_context
 from evenstep.errors import InvalidInputError
@@ -37,6 +39,8 @@ from evenstep.messages import (
 )
 from evenstep.train.roster import control as module
 from evenstep.train.roster.control import MAX_QUEUED, Control, NotWelcomeError
+from evenstep.train.roster.generations import GenerationTracker, LeftError
+from evenstep.train.step import Step
 from tests.coordinate.fake import ready
 
 WAIT_S = 600.0
@@ -77,18 +81,22 @@ class FakeCoordinator:
 
     def impersonate(self, *messages: ToClient) -> None:
         """Send a greeting and, after the worker's hello, these messages."""
-        connection = self._greet()
+        connection = self.greet()
         connection.receive()
         connection.send(*messages)
         connection.close()
 
     def accept(self, answer: Welcome | Refused = WELCOME) -> Connection:
         """Complete the handshake: admit the worker, or refuse it."""
-        connection = self._greet()
+        connection = self.greet()
+        self.answer(connection, answer)
+        return connection
+
+    def answer(self, connection: Connection, answer: Welcome | Refused = WELCOME) -> None:
+        """Complete the handshake of a worker that was greeted."""
         hello = connection.receive()
         assert isinstance(hello, Hello)
         connection.send(replace(answer, proof=proof(self.where.token, hello.nonce, COORDINATOR)))
-        return connection
 
     def accept_silently(self) -> Connection:
         """Accept a connection and send nothing."""
@@ -99,7 +107,7 @@ class FakeCoordinator:
         self._connections.append(Connection(there))
         return self._connections[-1]
 
-    def _greet(self) -> Connection:
+    def greet(self) -> Connection:
         connection = self.accept_silently()
         connection.send(Greeting(nonce="00" * 16))
         return connection
@@ -122,6 +130,11 @@ class Connection:
     def send_bytes(self, data: bytes) -> None:
         self._there.sendall(data)
 
+    def read_to_end(self) -> None:
+        """Until the worker has closed the connection."""
+        while self._lines.readline():
+            pass
+
     def close(self) -> None:
         self._lines.close()
         self._there.close()
@@ -140,11 +153,11 @@ class Worker:
     """Connects to a fake coordinator; has the progress that heartbeats report."""
 
     def __init__(self, coordinator: FakeCoordinator) -> None:
-        self.generation = 0
+        self.generation, self.waiting = 0, False
         self._coordinator = coordinator
 
     def _progress(self) -> Alive:
-        return Alive(generation=self.generation, step=0, waiting=False)
+        return Alive(generation=self.generation, step=0, waiting=self.waiting)
 
     def connect(self) -> tuple[Control, Connection]:
         """Both ends of a new connection."""
@@ -198,6 +211,24 @@ def test_a_leave_request_survives_a_lost_coordinator(coordinator: FakeCoordinato
     control.close()
 
 
+@pytest.mark.parametrize("waiting", [True, False])
+def test_a_worker_that_is_still_stuck_says_so_to_the_next_coordinator(
+    coordinator: FakeCoordinator, waiting: bool
+) -> None:
+    worker = Worker(coordinator)
+    control, connection = worker.connect()
+    worker.generation, worker.waiting = 3, waiting
+    said: list[FromClient] = [Stuck(generation=3, step=1, waited_s=1.0), Leaving(why="SIGTERM")]
+    for message in said:
+        control.send(message)
+        assert connection.receive() == message
+    connection.close()
+    again = coordinator.accept()
+    for message in said if waiting else said[1:]:
+        assert again.receive() == message
+    control.close()
+
+
 def test_a_new_worker_reconnects_if_the_coordinator_hangs_up_before_it_answers(
     coordinator: FakeCoordinator,
 ) -> None:
@@ -209,6 +240,46 @@ def test_a_new_worker_reconnects_if_the_coordinator_hangs_up_before_it_answers(
     control.send(ready())
     assert connection.receive() == ready()
     control.close()
+
+
+def test_a_worker_waits_for_the_coordinator_and_follows_it_to_the_address_in_the_run_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(FakeCoordinator()) as gone:
+        where = dataclasses.replace(gone.where, folder=tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(Control, where, Worker(gone)._progress)
+        while "Trying again" not in caplog.text:
+            time.sleep(0.01)
+        found_s = time.monotonic()
+        for _ in range(2):  # its first connection, and the next one
+            with closing(FakeCoordinator()) as coordinator:
+                (tmp_path / "address").write_text(f"{coordinator.where}\n")
+                coordinator.accept()
+                control = made.result()
+    assert control._leased_s >= found_s + WELCOME.lease_s  # the wait before is not counted
+    control.close()
+
+
+def test_a_worker_without_a_coordinator_ends_with_one_line_and_exit_code_75(
+    coordinator: FakeCoordinator,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with closing(FakeCoordinator()) as gone:
+        pass
+    monkeypatch.setattr(client, "FIRST_DIAL_S", 0.0)
+    with pytest.raises(LeftError) as left:
+        GenerationTracker(gone.where, Step())
+    assert left.value.code == 75
+    assert f"no coordinator listens at {gone.where}" in caplog.messages[-1]
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(coordinator.accept, Refused(why="the run is ending"))
+        with pytest.raises(LeftError) as left:
+            GenerationTracker(coordinator.where, Step())
+        done.result()
+    assert left.value.code == 75
+    assert "refuses this worker: the run is ending" in caplog.messages[-1]
 
 
 def test_a_worker_keeps_reconnecting_past_other_servers(coordinator: FakeCoordinator) -> None:
@@ -281,9 +352,13 @@ def test_a_new_worker_raises_if_the_handshake_fails(coordinator: FakeCoordinator
         done = pool.submit(
             coordinator.impersonate, Refused(why="the token is not that of this run")
         )
-        with pytest.raises(NotWelcomeError, match="the token is not that of this run"):
+        with pytest.raises(StrangerError, match='said: "the token is not that of this run"'):
             Worker(coordinator).control()
         done.result()
+        done_so = pool.submit(coordinator.accept, Refused(why="the run is ending"))
+        with pytest.raises(NotWelcomeError, match="refuses this worker: the run is ending"):
+            Worker(coordinator).control()
+        done_so.result()
 
 
 def test_a_message_over_the_size_limit_closes_the_connection(
@@ -306,6 +381,21 @@ def test_a_message_that_cannot_be_encoded_raises_in_send(coordinator: FakeCoordi
     control.send(ready())
     assert connection.receive() == ready()  # still connected
     control.close()
+
+
+def test_a_connection_that_is_made_while_a_worker_disconnects_is_closed(
+    coordinator: FakeCoordinator,
+) -> None:
+    control, connection = Worker(coordinator).connect()
+    connection.close()
+    again = coordinator.greet()
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(control.close)
+        while not control._closed:
+            control.wait(0.01)
+        coordinator.answer(again)
+        again.read_to_end()
+        closed.result()
 
 
 def test_send_and_close_do_not_block_if_the_coordinator_does_not_read(

@@ -15,7 +15,13 @@ from tests.train.roster.test_control import FakeCoordinator
 from tests.train.roster.test_elastic import generation_of
 
 
-def test_a_wait_for_the_others_ends_when_a_newer_generation_holds_at_once() -> None:
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_wait_for_the_others_ends_when_a_newer_generation_holds_at_once(has_begun: bool) -> None:
+    """A planned one does not end it, not even for a joiner that has not begun.
+
+    The leader may have, and then expects the joiner in this generation until it passes the next
+    one on.
+    """
     first = generation_of(1, 2)
     with closing(FakeCoordinator()) as coordinator, ThreadPoolExecutor(1) as pool:
         made = pool.submit(GenerationTracker, coordinator.where, Step())
@@ -23,7 +29,8 @@ def test_a_wait_for_the_others_ends_when_a_newer_generation_holds_at_once() -> N
         tracker = made.result()
         connection.send(first)
         tracker.enter(tracker.next())
-        tracker.began_training()
+        if has_begun:
+            tracker.began_training()
         connection.send(generation_of(2, 2))  # planned: at the end of a step
         while tracker.num_pending < 1:
             tracker.control.wait(0.05)

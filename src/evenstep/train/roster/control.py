@@ -3,7 +3,7 @@
 Incoming messages are stored until the training thread reads them; outgoing ones are dropped while
 there is no connection. After a lost connection the worker reconnects until its lease is over, and
 sends again what a restarted coordinator must know: that this worker is ready, if it is in no
-generation yet, and that it wants to leave.
+generation yet, that it is stuck, if it still waits, and that it wants to leave.
 
 A process that listens at the coordinator's address must prove that it knows the run's token before
 any of its messages counts.
@@ -21,10 +21,19 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
-from evenstep.coordinate.client import HungUpError, StrangerError, connect, handshake
+from evenstep.coordinate.client import (
+    RETRY_S,
+    StrangerError,
+    await_coordinator,
+    connect,
+    handshake,
+    reaching,
+)
+from evenstep.coordinate.run_folder import address_from_here
 from evenstep.errors import EvenstepError
-from evenstep.launch.environment import CoordinatorAddress
+from evenstep.launch.environment import CoordinatorAddress, host_and_port
 from evenstep.messages import (
     Alive,
     FromClient,
@@ -41,6 +50,7 @@ from evenstep.messages import (
     Reach,
     Ready,
     Refused,
+    Stuck,
     ToClient,
     Welcome,
     from_client,
@@ -52,8 +62,6 @@ from evenstep.wire import MAX_BYTES
 log = logging.getLogger("evenstep")
 
 DIAL_S = 5.0  # for one attempt
-RETRY_S = 0.2  # between attempts
-FIRST_DIAL_S = 120.0  # for the first connection: a coordinator on a busy host answers late
 MAX_QUEUED = 1000  # outgoing messages
 MOST_QUOTED = 200  # letters of what a stranger says
 
@@ -91,7 +99,7 @@ class Control:
         # which may have been delayed: so it never ends later than the coordinator thinks.
         self._asked_s: deque[float] = deque()
         self._leased_s = time.monotonic()
-        self.welcome = self._first_dial()
+        self.welcome = await_coordinator(self._dial)
         self._leased_s += self.welcome.lease_s
         self._every_s = min(1.0, self.welcome.lease_s / 10)
         self._threads = [
@@ -123,7 +131,7 @@ class Control:
     def send(self, message: FromClient) -> None:
         """Queue a message. Never blocks: if the queue is full, the message is dropped."""
         line = from_client.encode(message)
-        if isinstance(message, Ready | Leaving):
+        if isinstance(message, Ready | Leaving | Stuck):
             self._to_resend[type(message)] = line
         if self._outbox.qsize() < MAX_QUEUED:
             self._outbox.put(line)
@@ -187,11 +195,7 @@ class Control:
                     self._receive(to_client.decode(line))
             except (OSError, ValueError) as e:
                 log.debug("the connection to the coordinator broke: %s", e)
-            with self._lock:
-                broken, self._socket = self._socket, None
-            if broken is not None:
-                self._lines.close()
-                _hang_up(broken)
+            self._drop()
             warned = ""
             while not self._closed and self.goodbye is None and not self.lease_over:
                 try:
@@ -213,12 +217,24 @@ class Control:
                     self.wait(RETRY_S)
             else:
                 return
+        self._drop()  # if it was made after `close`
+
+    def _drop(self) -> None:
+        """Close the connection on this side."""
+        with self._lock:
+            broken, self._socket = self._socket, None
+        if broken is not None:
+            self._lines.close()
+            _hang_up(broken)
 
     def _send_again(self) -> None:
-        generation = self._progress().generation
-        for about, line in list(self._to_resend.items()):
-            if about is not Ready or generation == 0:
-                self._outbox.put(line)
+        progress = self._progress()
+        if progress.generation > 0:
+            self._to_resend.pop(Ready, None)
+        if not progress.waiting:
+            self._to_resend.pop(Stuck, None)
+        for line in list(self._to_resend.values()):
+            self._outbox.put(line)
 
     def _receive(self, message: ToClient) -> None:
         with self._lock:
@@ -276,23 +292,26 @@ class Control:
 
     # The connection.
 
-    def _first_dial(self) -> Welcome:
-        until_s, warned = time.monotonic() + FIRST_DIAL_S, False
-        while True:
-            try:
-                return self._dial()
-            except (TimeoutError, HungUpError) as e:
-                if time.monotonic() > until_s:
-                    raise
-                if not warned:
-                    log.warning("no answer from the coordinator yet, trying again: %s", e)
-                warned = True
-                time.sleep(RETRY_S)
-
     def _dial(self) -> Welcome:
-        where, known = self._where, getattr(self, "welcome", None)
-        progress = self._progress()
-        there = connect(where.host, where.port, DIAL_S, where.fingerprint)
+        """Connect where the coordinator was, or where the run folder says that it is now."""
+        try:
+            return self._dial_at(self._where)
+        except (OSError, ValueError):
+            if (moved := _moved(self._where)) is None:
+                raise
+        welcome = self._dial_at(moved)
+        self._where = moved
+        return welcome
+
+    def _dial_at(self, where: CoordinatorAddress) -> Welcome:
+        with reaching(str(where)):
+            there = connect(where.host, where.port, DIAL_S, where.fingerprint)
+            return self._meet(where, there)
+
+    def _meet(self, where: CoordinatorAddress, there: socket.socket) -> Welcome:
+        known, progress = getattr(self, "welcome", None), self._progress()
+        if known is None:
+            self._leased_s = time.monotonic()
         lines = there.makefile("rb")
         try:
             hello = Hello(
@@ -307,12 +326,12 @@ class Control:
             answer, proved = handshake(
                 there, lines, hello, Welcome, token=where.token, address=str(where)
             )
-            if isinstance(answer, Refused) and (proved or known is None):
+            if not proved:
+                raise StrangerError(_unproved(where, answer))
+            if isinstance(answer, Refused):
                 raise NotWelcomeError(
                     f"the coordinator at {where} refuses this worker: {answer.why}"
                 )
-            if isinstance(answer, Refused) or not proved:
-                raise StrangerError(_unproved(where, answer))
             there.settimeout(None)
         except BaseException:
             lines.close()
@@ -322,6 +341,17 @@ class Control:
             self._lines, self._socket, self.term = lines, there, answer.term
             self._asked_s.clear()
         return answer
+
+
+def _moved(where: CoordinatorAddress) -> CoordinatorAddress | None:
+    """Another address that the run folder names; None if there is none."""
+    try:
+        parts = host_and_port(address_from_here(where.folder)) if where.folder else None
+    except OSError:  # a host name that is not known here
+        return None
+    if parts is None or parts == (where.host, where.port):
+        return None
+    return replace(where, host=parts[0], port=parts[1])
 
 
 def _unproved(where: CoordinatorAddress, answer: Welcome | Refused) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from evenstep.coordinate.client import UnreachableError
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import Alive, Generation, Stuck, Welcome
 from evenstep.train.comm.group import SupersededError
-from evenstep.train.roster.control import Control
+from evenstep.train.roster.control import Control, NotWelcomeError
 from evenstep.train.step import Step
 
 log = logging.getLogger("evenstep")
@@ -39,7 +40,11 @@ class GenerationTracker:
         self.interrupt: Callable[[], None] | None = None  # a script that does not let it leave
         self._reported_stuck = 0
         self._formed = 0  # the newest generation that has formed, or that this worker rests in
-        self.control = Control(where, self._progress)
+        try:
+            self.control = Control(where, self._progress)
+        except (UnreachableError, NotWelcomeError) as e:
+            log.error("this worker has no part in the run: %s", e)
+            raise LeftError(EVICTED) from None
 
     def _progress(self) -> Alive:
         if self.interrupt is not None and self.left_out is not None:
@@ -80,8 +85,8 @@ class GenerationTracker:
 
     @property
     def newest(self) -> int:
-        """The newest generation that makes this one void."""
-        return self.control.newest_unplanned if self.has_trained else self.control.newest
+        """The newest generation that makes this one void; of a worker that is in none, any."""
+        return self.control.newest_unplanned if self.generation else self.control.newest
 
     @property
     def num_pending(self) -> int:
