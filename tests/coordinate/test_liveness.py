@@ -19,6 +19,7 @@ from evenstep.messages import (
 from evenstep.types import Left, Lost, StepReport
 from tests.coordinate.situations import (
     Make,
+    ask,
     complain,
     ending,
     events,
@@ -200,6 +201,21 @@ def test_of_two_that_cannot_connect_any_more_the_later_goes_in_seconds(make: Mak
     world.settle(8)
     assert roster(world) == (a.id, c.id)
     assert "it and w0 cannot connect to each other" in heard(b, Goodbye)[0].why
+
+
+def test_of_two_that_cannot_connect_the_one_that_is_to_leave_goes(make: Make) -> None:
+    """It is still in the step with the others, but in the roster no more."""
+    world = make()
+    a, b, c = training(world, 3)
+    ask(world, "drain", worker=a.id)
+    world.cut_links.add(frozenset((a.id, c.id)))
+    complain(world, a, b, c)
+    while a.connected:
+        world.beat()
+    world.settle(8)
+    assert roster(world) == (b.id, c.id)
+    assert b.connected
+    assert c.connected
 
 
 def test_a_worker_cut_off_from_all_others_goes_alone(make: Make) -> None:

@@ -169,7 +169,7 @@ def judge_links(d: Draft) -> None:
         for link in links.failed_links(probe)
         if link <= d.members.keys() and (not probe.joiners or link & new)
     }
-    ranks = [*d.roster, *sorted(new.difference(d.roster))]
+    ranks = [*d.roster, *sorted(d.members.keys() - set(d.roster))]  # those that leave go first
     apart = {w: _unlinked(w, failed) for w in links.cover(failed, ranks, new)}
     for worker in sorted(silent & new):
         if d.members[worker].num_failed_joins >= MAX_MEETINGS:
