@@ -164,12 +164,15 @@ def judge_links(d: Draft) -> None:
         num_failed = member.num_failed_joins + (worker in silent)
         d.put(replace(member, reachable=worker not in silent, num_failed_joins=num_failed))
     new = {m.id for m in (*d.in_states(WorkerState.READY), *d.joiners())}
+    # A worker on its way out of the roster does not matter to joiners, only to those who wait now.
+    left = [m.id for m in d.in_states(WorkerState.LEFT) if d.is_running(m.id) and not probe.joiners]
+    ranks = [*d.roster, *left, *sorted(new.difference(d.roster))]
+    present = d.members.keys() & set(ranks)
     failed = {
         link
         for link in links.failed_links(probe)
-        if link <= d.members.keys() and (not probe.joiners or link & new)
+        if link <= present and (not probe.joiners or link & new)
     }
-    ranks = [*d.roster, *sorted(new.difference(d.roster))]
     apart = {w: _unlinked(w, failed) for w in links.cover(failed, ranks, new)}
     for worker in sorted(silent & new):
         if d.members[worker].num_failed_joins >= MAX_MEETINGS:
