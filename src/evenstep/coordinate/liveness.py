@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from evenstep.coordinate import links
 from evenstep.coordinate.announce import announce_end, force, hurry
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.roster import advance, go_on, leave_out, lose, meet_again
+from evenstep.coordinate.roster import advance, doubt, go_on, leave_out, lose, meet_again
 from evenstep.coordinate.state import Changing, Contact, RunMember, Stopping, WorkerState
 from evenstep.coordinate.takeover import abandon
 from evenstep.messages import Alive, Generation, Goodbye, Stuck
@@ -135,6 +135,7 @@ def evict(d: Draft, blamed: Mapping[WorkerId, str]) -> None:
     for worker, why in blamed.items():
         d.send(Goodbye(why=why), worker)
         d.hang_up(worker)
+        doubt(d, worker)
         d.evict_process(worker)
     if blamed:
         lose(d, blamed)
