@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from evenstep.coordinate.events import Terms
 from evenstep.messages import Failed, Leaving
-from tests.coordinate.network import RESET, Network, Worker
+from tests.coordinate.network import CLOSED, Network, Worker
 from tests.coordinate.replayed import replayed
 
 LEASE_S = 20.0
@@ -315,11 +316,9 @@ def workers_are_cut_off_from_the_coordinator(h: History, chance: int) -> object:
 def connections_of_those_cut_off_time_out(h: History, chance: int) -> object:
     there = [c for c in h.net.connections if c.worker.cut_off and c.worker.connection is c]
     for connection in there:
-        if chance % 2:
-            connection.reset()
-        else:  # only the coordinator has something to send
-            connection.up.clear()
-            connection.up.append(RESET)
+        connection.reset()
+        if chance % 2:  # only at the coordinator; the worker learns of it when it reaches it again
+            connection.down = deque([CLOSED])
     return there or False
 
 
