@@ -245,6 +245,31 @@ MUTANTS = [
         "",
         "tests/cli/test_run.py -k run_on",
     ),
+    # Lost workers that may train on, and numbers that were told.
+    Mutant(
+        COORDINATE + "roster.py",
+        "    if rosters:\n        until_s",
+        "    if False:\n        until_s",
+        "tests/coordinate/test_doubt.py",
+    ),
+    Mutant(
+        COORDINATE + "takeover.py",
+        "        d.doubts = dict.fromkeys(event.lost, doubt)",
+        "        pass",
+        "tests/coordinate/test_doubt.py",
+    ),
+    Mutant(
+        COORDINATE + "takeover.py",
+        "MAX_END_ANNOUNCEMENTS = 2",
+        "MAX_END_ANNOUNCEMENTS = 0",
+        "tests/coordinate/test_takeover.py",
+    ),
+    Mutant(
+        COORDINATE + "liveness.py",
+        "        if link <= present and",
+        "        if link <= d.members.keys() and",
+        "tests/coordinate/test_liveness.py",
+    ),
     Mutant(
         COORDINATE + "takeover.py",
         "    lease_s = max(d.terms.lease_s, event.lease_s)",

@@ -142,6 +142,32 @@ def test_newcomers_that_cannot_reach_a_worker_do_not_displace_it(make: Make) -> 
     assert not any(worker.connected for worker in (c, d))
 
 
+def test_a_worker_that_leaves_meanwhile_does_not_keep_a_newcomer_out(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    world.holds_answers = True
+    d = world.join()
+    ask(world, "drain", worker=c.id)  # announced: it is out of the newest roster
+    world.cut_links.add(frozenset((c.id, d.id)))
+    world.holds_answers = False
+    world.settle(8)
+    assert roster(world) == (a.id, b.id, d.id)
+    assert status(world)["state"] == "training"
+
+
+def test_a_leaver_that_another_worker_cannot_connect_to_any_more_goes_at_once(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    ask(world, "drain", worker=c.id)
+    world.formed.clear()  # their connections broke: all wait for each other
+    world.cut_links.add(frozenset((a.id, c.id)))
+    complain(world, a, b, c)
+    world.settle(40)
+    assert roster(world) == (a.id, b.id)
+    assert not c.connected
+    assert status(world)["state"] == "training"
+
+
 def test_a_newcomer_that_hangs_holds_neither_the_others_nor_the_next_newcomer_up(
     make: Make,
 ) -> None:

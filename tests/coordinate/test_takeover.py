@@ -166,3 +166,17 @@ def test_one_that_needs_those_who_are_away_while_others_have_finished_goes_on(ma
     assert not world.reconnect(c)  # it was given up
     world.finish(b)
     assert ending(world).ok
+
+
+def test_numbers_under_which_the_end_was_announced_are_not_used_again(make: Make) -> None:
+    """One of those who were asked to leave may still be on its way."""
+    world = make()
+    training(world, 2)
+    world.stop_run("enough")
+    for _ in range(20):
+        world.beat()  # the step in flight does not end: all are to leave at once
+    ends = [g.number for g in world.announced if not g.roster]
+    assert len(ends) == 2
+    world.restart()
+    training(world, 1)
+    assert world.announced[-1].number > max(ends)

@@ -11,37 +11,20 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
-from evenstep.coordinate.brain import Brain
-from evenstep.coordinate.coordinator import Coordinator
 from evenstep.coordinate.events import (
-    Adopted,
     AnyInput,
     Connected,
-    Disconnected,
-    Dying,
-    Ending,
     EndRun,
-    Exited,
     HangUp,
     Heard,
-    KillAsked,
     MarkStopping,
-    Opened,
     OutwardEffect,
-    ScaleAsked,
     Send,
-    StartAsked,
-    StopAsked,
     Terms,
-    Tick,
-    WorkerDrainAsked,
 )
-from evenstep.coordinate.operators import status
-from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.state import RunState
-from evenstep.journal import Journal
 from evenstep.messages import (
     Alive,
     Answer,
@@ -63,6 +46,7 @@ from evenstep.messages import (
     Welcome,
 )
 from evenstep.types import Launch, StepReport, WorkerId
+from tests.coordinate.driven import Driven
 from tests.coordinate.fake import ready
 
 
@@ -116,14 +100,11 @@ class SimWorker:
         return self.connected and not self.frozen and not self.done and not self.lost
 
 
-class World:
-    """What the coordinator drives, its launcher, and the workers."""
+class World(Driven):
+    """What the coordinator drives, its launcher, and the workers, who hear everything at once."""
 
     def __init__(self, folder: Path, terms: Terms | None = None) -> None:
-        self.folder, self.now_s = folder, 0.0
-        self.terms = terms or Terms(gather_s=5.0)
         self.workers: dict[WorkerId, SimWorker] = {}
-        self.stopping = False  # a note in the run folder
         self.starting: list[WorkerId] = []
         self.stopped: list[WorkerId] = []
         self.announced: list[Generation] = []
@@ -134,18 +115,7 @@ class World:
         self.cut_links: set[frozenset[WorkerId]] = set()  # pairs that cannot connect
         self.holds_answers = False  # control threads are slow: `answer` lets them go on
         self.unanswered: list[tuple[SimWorker, Listen | Reach]] = []
-        self._brain = self._new_brain()
-        self._open()
-
-    def _new_brain(self) -> Brain:
-        path = self.folder / "journal.jsonl"
-        return Brain(lambda settings, about: Journal.create(path, settings, about), lambda: 0.0)
-
-    def _open(self, next_name: int = 0) -> None:
-        record = MembershipRecorder(self.folder / "membership.jsonl")
-        self._coordinator = Coordinator(self._brain, self.perform, lambda: self.now_s, record)
-        self._coordinator.launcher = self
-        self.handle(Opened(terms=self.terms, next_name=next_name))
+        super().__init__(folder, terms or Terms(gather_s=5.0))
 
     def answer(self) -> None:
         """Control threads answer, also while their worker is busy."""
@@ -164,71 +134,14 @@ class World:
         """Whether two workers can connect to each other."""
         return self.apart.isdisjoint((one, other)) and {one, other} not in self.cut_links
 
-    # The coordinator.
-
     def handle(self, event: AnyInput) -> Welcome | Refused | Answer | None:
-        """Tell the coordinator of something; its reply, if there is one."""
-        replies: list[Welcome | Refused | Answer] = []
         before = self.state
         content = _content(before)
-        self._coordinator.handle(event, replies.append)
+        reply = super().handle(event)
         assert _content(before) == content, "membership changes no state in place"
         if not self.holds_answers:
             self.answer()
-        return replies[0] if replies else None
-
-    @property
-    def state(self) -> RunState:
-        return self._coordinator.state
-
-    @property
-    def ending(self) -> Ending | None:
-        return self.state.ending
-
-    def status(self) -> dict[str, Any]:
-        return status(self.state, self.now_s)
-
-    def start(self, num_workers: int, explicit: bool = False) -> None:
-        self.handle(StartAsked(num_workers=num_workers, explicit=explicit))
-
-    def ask(self, what: str, *, num_workers: int = 0, worker: WorkerId = "") -> Answer:
-        scale, drain = ScaleAsked(num_workers=num_workers), WorkerDrainAsked(worker=worker)
-        answer = self.handle(scale if what == "scale" else drain)
-        assert isinstance(answer, Answer)
-        return answer
-
-    def stop_run(self, why: str) -> None:
-        self.handle(StopAsked(why=why))
-
-    def kill_run(self, why: str) -> None:
-        self.handle(KillAsked(why=why))
-
-    def tick(self) -> None:
-        self.handle(Tick())
-
-    def exited(self, worker: WorkerId, code: int, output: str = "") -> None:
-        self.handle(Exited(worker=worker, code=code, output=output))
-
-    def dying(self, worker: WorkerId, signal: int) -> None:
-        self.handle(Dying(worker=worker, signal=signal))
-
-    def disconnected(self, worker: WorkerId) -> None:
-        self.handle(Disconnected(worker=worker))
-
-    def adopt(self, worker: WorkerId) -> None:
-        self.handle(Adopted(worker=worker))
-
-    def hello(self, worker: WorkerId = "", generation: int = 0) -> Welcome | Refused:
-        """A worker's first words, of which nothing comes after."""
-        answer = self.handle(Connected(worker=worker, generation=generation))
-        assert isinstance(answer, Welcome | Refused)
-        return answer
-
-    def flush(self) -> None:
-        self._coordinator.flush()
-
-    def close(self) -> None:
-        self._coordinator.close()
+        return reply
 
     # What it drives.
 
@@ -261,7 +174,7 @@ class World:
 
     def launch(self, order: Launch) -> None:
         for _ in range(order.num_workers):
-            self.starting.append(self._coordinator.launching)
+            self.starting.append(self.launching)
 
     def stop(self, worker: WorkerId) -> None:
         self.stopped.append(worker)
@@ -417,16 +330,10 @@ class World:
 
     def restart(self, ended: tuple[WorkerId, ...] = ()) -> None:
         """The coordinator dies and another one goes on with its journal."""
-        self.close()
         for worker in self.workers.values():
             worker.connected = False
         self.starting.clear()
-        self._brain = self._new_brain()
-        clock_s, took_over, _ = self._brain.restore(self.folder / "journal.jsonl")
-        self.now_s = max(self.now_s, clock_s)
-        self._open(next_name=1000)
-        self.handle(replace(took_over, stopping=self.stopping, ended=ended))
-        self.stopping = False
+        self.take_over(1000, ended)
 
     def reconnect(self, worker: SimWorker) -> bool:
         number = worker.generation

@@ -9,7 +9,7 @@ from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import Ending, EndRun, MarkStopping, StartProcesses
 from evenstep.coordinate.state import WorkerState
 from evenstep.messages import Generation, Goodbye, NewPlan, Paused
-from evenstep.types import Left, Plan, Regroup, WorkerId
+from evenstep.types import Left, Plan, Regroup, WorkerId, listed
 
 
 def make_generation(d: Draft, regroup: Regroup, plan: Plan, *, planned: bool) -> Generation:
@@ -71,6 +71,12 @@ def pause(d: Draft, reason: str) -> None:
     """The workers wait, state in hand, and spares are called back."""
     assert d.cluster is not None
     d.log(f"paused: {reason}", "warning")
+    if d.doubts:
+        left_s = max(doubt.until_s for doubt in d.doubts.values()) - d.now_s
+        d.log(
+            f"newcomers wait up to {left_s:.0f} s: {listed(sorted(d.doubts))} may still train. If "
+            "you know that one has ended, `evenstep drain RUN WORKER` gives it up"
+        )
     d.phase = st.Suspended(reason)
     training = d.training()
     for member in training:

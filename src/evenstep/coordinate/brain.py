@@ -16,7 +16,7 @@ from evenstep.engine import Engine
 from evenstep.errors import EvenstepError, JournalError, PlanError
 from evenstep.journal import Journal, Records, read
 from evenstep.pace import MeanTimes, Pacer, SkippedSteps
-from evenstep.types import AnyAction, AnyEvent, Joined, Plan, StepDone, WorkerId
+from evenstep.types import AnyAction, AnyEvent, Joined, Lost, Plan, StepDone, WorkerId
 
 log = logging.getLogger("evenstep")
 
@@ -66,6 +66,7 @@ class Brain:
             engine, clock_s = Engine(header.settings), 0.0
             rostered: set[WorkerId] = set()
             previous: tuple[WorkerId, ...] = ()
+            lost: tuple[WorkerId, ...] = ()
             try:
                 for record in records:
                     before = engine.cluster
@@ -74,6 +75,10 @@ class Brain:
                     clock_s = max(clock_s, record.at_s)
                     if engine.cluster.generation > before.generation:
                         previous = before.roster
+                    if engine.cluster.roster:
+                        lost = ()
+                    elif isinstance(record.event, Lost):
+                        lost = before.roster
                     if isinstance(record.event, Joined):
                         rostered.update(w.id for w in record.event.workers)
             except (EvenstepError, OSError) as e:
@@ -87,6 +92,7 @@ class Brain:
             facts=header.about.get("facts", {}),
             rostered=tuple(sorted(rostered)),
             previous_roster=previous,
+            lost=lost,
         )
         return clock_s, took_over, damage
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol, Self
 
 from msgspec.structs import replace
@@ -15,6 +16,8 @@ from evenstep.decide.cluster import Cluster
 from evenstep.decide.learning_rate import max_workers as batch_max_workers
 from evenstep.messages import Generation, ToClient
 from evenstep.types import AnyAction, AnyEvent, Joined, Left, Lost, Resumed, WorkerId
+
+LEASE_MARGIN_S = 1.0  # a lease may have been renewed just before its worker was lost
 
 
 class Decides(Protocol):
@@ -181,9 +184,18 @@ class Draft(RunState, kw_only=True):
         return next((w for w in roster if w in able), "")
 
     def joiners(self) -> list[st.RunMember]:
-        """Workers of the newest roster that have not begun, while others have."""
+        """Workers of the newest roster that have not begun, while others have, or may train on."""
         training = self.training()
-        return [m for m in training if not m.begun] if any(m.begun for m in training) else []
+        others = any(m.begun for m in training) or self.others_may_train({m.id for m in training})
+        return [m for m in training if not m.begun] if others else []
+
+    def others_may_train(self, roster: AbstractSet[WorkerId]) -> bool:
+        """Whether lost workers may train on while these form a generation, and none leaves them."""
+        return any(roster.isdisjoint(doubt.roster) for doubt in self.doubts.values())
+
+    def settle_doubts(self, ended: WorkerId) -> None:
+        """A worker has ended or moved on: nobody trains in a generation with it any more."""
+        self.doubts = {w: doubt for w, doubt in self.doubts.items() if ended not in doubt.roster}
 
     def expects_workers(self) -> bool:
         """Whether any worker, connected or launched, may still do something for the run."""

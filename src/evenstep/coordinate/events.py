@@ -74,6 +74,7 @@ class TookOver(Input, frozen=True, kw_only=True):
     rostered: tuple[WorkerId, ...]  # every id that was ever in a roster
     previous_roster: tuple[WorkerId, ...]  # of the generation before the newest
     stopping: bool = False  # its workers were asked to leave
+    lost: tuple[WorkerId, ...] = ()  # the last roster, if it was lost
     ended: tuple[WorkerId, ...] = ()  # their processes are known to be gone
     lease_s: float = 0.0  # the longest that a worker may hold from before
 
@@ -114,6 +115,7 @@ class Disconnected(Input, frozen=True, kw_only=True):
     """A worker's connection closed."""
 
     worker: WorkerId
+    broken: bool = False  # as by a timeout: the worker may train on
 
 
 class Dying(Input, frozen=True, kw_only=True):

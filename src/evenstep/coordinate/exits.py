@@ -130,6 +130,7 @@ def dying(d: Draft, event: Dying) -> None:
     member = d.members.get(event.worker)
     if member is not None and d.ending is None:
         d.hang_up(event.worker)
+        d.settle_doubts(event.worker)
         disconnect(d, member, f"it {describe_exit(-event.signal, joined=True)}", dead=True)
         settle(d)
 
@@ -174,6 +175,7 @@ def judge_exit(d: Draft, worker: WorkerId) -> None:
     exit = d.process(worker).exit
     assert exit is not None
     d.processes[worker] = replace(d.process(worker), exit=None)
+    d.settle_doubts(worker)
     joined = worker in d.rostered
     description = describe_exit(exit.code, joined=joined)
     why = f"{worker} {description}"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from evenstep.coordinate import links
 from evenstep.coordinate.announce import announce_end, force, hurry
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.roster import advance, go_on, leave_out, lose, meet_again
+from evenstep.coordinate.roster import advance, doubt, go_on, leave_out, lose, meet_again
 from evenstep.coordinate.state import Changing, Contact, RunMember, Stopping, WorkerState
 from evenstep.coordinate.takeover import abandon
 from evenstep.messages import Alive, Generation, Goodbye, Stuck
@@ -135,6 +135,7 @@ def evict(d: Draft, blamed: Mapping[WorkerId, str]) -> None:
     for worker, why in blamed.items():
         d.send(Goodbye(why=why), worker)
         d.hang_up(worker)
+        doubt(d, worker)
         d.evict_process(worker)
     if blamed:
         lose(d, blamed)
@@ -164,12 +165,15 @@ def judge_links(d: Draft) -> None:
         num_failed = member.num_failed_joins + (worker in silent)
         d.put(replace(member, reachable=worker not in silent, num_failed_joins=num_failed))
     new = {m.id for m in (*d.in_states(WorkerState.READY), *d.joiners())}
+    # A worker on its way out of the roster does not matter to joiners, only to those who wait now.
+    left = [m.id for m in d.in_states(WorkerState.LEFT) if d.is_running(m.id) and not probe.joiners]
+    ranks = [*d.roster, *left, *sorted(new.difference(d.roster))]
+    present = d.members.keys() & set(ranks)
     failed = {
         link
         for link in links.failed_links(probe)
-        if link <= d.members.keys() and (not probe.joiners or link & new)
+        if link <= present and (not probe.joiners or link & new)
     }
-    ranks = [*d.roster, *sorted(d.members.keys() - set(d.roster))]  # those that leave go first
     apart = {w: _unlinked(w, failed) for w in links.cover(failed, ranks, new)}
     for worker in sorted(silent & new):
         if d.members[worker].num_failed_joins >= MAX_MEETINGS:

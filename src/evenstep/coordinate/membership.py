@@ -17,7 +17,7 @@ from evenstep.coordinate import exits, joining, links, liveness, operators, take
 from evenstep.coordinate.announce import dismiss, end, settle
 from evenstep.coordinate.draft import Decides, Draft
 from evenstep.coordinate.events import Ending
-from evenstep.coordinate.roster import advance, begin, disconnect, obey
+from evenstep.coordinate.roster import advance, begin, disconnect, doubt, obey
 from evenstep.coordinate.state import Ended, Progress, RunMember, RunState, WorkerState
 from evenstep.errors import PlanError
 from evenstep.types import StepDone, WorkerId
@@ -68,8 +68,8 @@ def _handle(d: Draft, event: ev.AnyInput) -> None:
             _tick(d)
         case ev.Connected():
             joining.connected(d, event)
-        case ev.Disconnected(worker=worker):
-            _disconnected(d, worker)
+        case ev.Disconnected(worker=worker, broken=broken):
+            _disconnected(d, worker, broken=broken)
         case ev.Dying():
             exits.dying(d, event)
         case ev.Exited():
@@ -110,11 +110,16 @@ def _heard(d: Draft, worker: WorkerId, message: msg.FromClient) -> None:
         settle(d)
 
 
-def _disconnected(d: Draft, worker: WorkerId) -> None:
+def _disconnected(d: Draft, worker: WorkerId, *, broken: bool) -> None:
+    if not broken:
+        d.settle_doubts(worker)
     member = d.members.get(worker)
     if member is None:
+        advance(d)
         return
-    disconnect(d, member, "its connection closed", dead=False)
+    if broken:
+        doubt(d, worker)
+    disconnect(d, member, "its connection broke" if broken else "its connection closed", dead=False)
     if d.process(worker).exit is not None:
         exits.judge_exit(d, worker)
     settle(d)
@@ -125,6 +130,7 @@ def _tick(d: Draft) -> None:
         return
     liveness.read_clock(d)
     takeover.check_lease(d)
+    takeover.check_doubts(d)
     exits.check_exits(d)
     liveness.check_leaver(d)
     liveness.check_start_up(d)

@@ -66,6 +66,9 @@ def _scale(d: Draft, num_workers: int) -> dict[str, Any]:
 def _drain(d: Draft, worker: WorkerId) -> None:
     if abandon(d, worker, "an operator gave it up"):
         return
+    if worker in d.doubts:
+        d.settle_doubts(worker)
+        return
     member = d.members.get(worker)
     if member is None:
         connected = listed(list(d.members)) or "none"

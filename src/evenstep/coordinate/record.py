@@ -1,9 +1,9 @@
 """The membership record, beside the journal: the inputs that mattered, with their effects.
 
 Heartbeats, ticks and reported steps that change nothing but a worker's contact or the status are
-not written. Only a tick, a complaint or a tested connection looks at contacts: its line carries
-those that have changed unseen, once for each worker however many heartbeats there were. A replay
-handles the inputs again, with the journal as its brain: are the effects the same?
+not written. Only a tick, a complaint, a tested or a lost connection looks at contacts: its line
+carries those that have changed unseen, once for each worker however many heartbeats there were. A
+replay handles the inputs again, with the journal as its brain: are the effects the same?
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from msgspec.structs import replace
 
 from evenstep import __version__
 from evenstep.config import Settings
-from evenstep.coordinate.events import AnyEffect, AnyInput, Heard, Opened, Reply, Send, Tick
+from evenstep.coordinate.events import (
+    AnyEffect,
+    AnyInput,
+    Disconnected,
+    Heard,
+    Opened,
+    Reply,
+    Send,
+    Tick,
+)
 from evenstep.coordinate.membership import membership
 from evenstep.coordinate.state import MINOR, Contact, RunState, Timing
 from evenstep.decide.cluster import Cluster
@@ -101,7 +110,7 @@ class MembershipRecorder:
         # Without effects and changes, nothing later can depend on this input.
         if self._lines is None or (after and quiet and _major(before) == _major(after)):
             return
-        reads = isinstance(event, Tick) or (
+        reads = isinstance(event, Tick | Disconnected) or (
             isinstance(event, Heard) and isinstance(event.message, Stuck | Listening | Reached)
         )
         unknown = {w: c for w, c in before.contacts.items() if self._known.get(w) is not c}

@@ -27,7 +27,7 @@ from evenstep.coordinate.announce import (
     send_plan,
     settle,
 )
-from evenstep.coordinate.draft import Draft
+from evenstep.coordinate.draft import LEASE_MARGIN_S, Draft
 from evenstep.coordinate.events import Ending
 from evenstep.coordinate.state import WorkerState
 from evenstep.messages import Refused
@@ -56,7 +56,8 @@ def advance(d: Draft) -> None:
             announce_end(d)
             return
         if (reachable := links.reachable(d, ready)) and not d.gathers():
-            _take_in(d, reachable)
+            if not _take_in(d, reachable):
+                return
         elif leaving and len(leaving) == len(d.roster):
             if not ready and call_spares(d, 1, f"in place of {leaving[0].id}"):
                 continue
@@ -72,16 +73,20 @@ def advance(d: Draft) -> None:
             return
 
 
-def _take_in(d: Draft, ready: list[st.RunMember]) -> None:
+def _take_in(d: Draft, ready: list[st.RunMember]) -> bool:
+    """False: they would train beside lost workers that may train on."""
     ready.sort(key=lambda m: (m.num_failed_joins, len(m.id), m.id))  # w2 before w10
     # A worker whose last join failed joins alone: this tells which of several cannot.
     ready = [m for m in ready if not m.num_failed_joins] or ready[:1]
+    if d.others_may_train({m.id for m in (*d.training(), *ready)}):
+        return False
     for member in ready:
         d.put(replace(member, state=WorkerState.TRAINING))
         d.rostered.add(member.id)
     workers = tuple(m.worker for m in ready if m.worker is not None)
     assert len(workers) == len(ready), "every ready worker has described itself"
     change(d, Joined(workers=workers), planned=True)
+    return True
 
 
 def stop(d: Draft, why: str) -> None:
@@ -125,6 +130,15 @@ def lose(d: Draft, lost: Mapping[WorkerId, str]) -> None:
         go_on(d, known)
     elif left:
         force(d)
+
+
+def doubt(d: Draft, worker: WorkerId) -> None:
+    """Nobody knows whether a lost worker has ended: it may train on until its lease is over."""
+    rosters = [set(g.roster) for g in (d.running, d.coming) if g is not None and worker in g.roster]
+    if rosters:
+        until_s = d.contacts[worker].heard_s + d.terms.lease_s + LEASE_MARGIN_S
+        roster = tuple(sorted(set.intersection(*rosters)))  # it may be in either
+        d.doubts[worker] = st.Doubt(roster=roster, until_s=until_s)
 
 
 def disconnect(d: Draft, member: st.RunMember, why: str, *, dead: bool) -> None:
@@ -249,6 +263,8 @@ def begin(d: Draft) -> None:
     """The announced generation has begun."""
     assert d.coming is not None
     d.phase = st.Training(d.coming)
+    for worker in d.phase.generation.roster:
+        d.settle_doubts(worker)
     for member in list(d.members.values()):
         d.free(member.id)
         if d.is_running(member.id):

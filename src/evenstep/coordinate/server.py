@@ -181,7 +181,7 @@ class Server:
         return answer.worker if isinstance(answer, msg.Welcome) else None
 
     async def _hear(self, worker: WorkerId, lines: _Lines, writer: asyncio.StreamWriter) -> None:
-        mistakes, read_s, warned = 0, -inf, False
+        mistakes, read_s, warned, broken = 0, -inf, False, False
         try:
             while mistakes < MAX_MISTAKES:
                 line = await lines.next(MAX_BYTES)
@@ -202,10 +202,15 @@ class Server:
                     mistakes += 1
                     self.refused["bad message"] += 1
                     log.warning("bad message from %s: %s", worker, e)
+        except OSError as e:
+            # A reset comes from the kernel of its host: the process has ended. Else, as after a
+            # timeout, nobody knows.
+            broken = not isinstance(e, ConnectionResetError)
+            raise
         finally:
             if self._workers.get(worker) is writer:  # else the coordinator hung up
                 del self._workers[worker]
-                self._listener.handle(Disconnected(worker=worker))
+                self._listener.handle(Disconnected(worker=worker, broken=broken))
 
     def _write(self, writer: asyncio.StreamWriter, line: bytes) -> None:
         if writer.transport.get_write_buffer_size() + len(line) > UNREAD_BYTES:

@@ -102,6 +102,13 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""  # why it has no part in the run, or has none any more
 
 
+class Doubt(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker was lost, and it is not known that it has ended."""
+
+    roster: tuple[WorkerId, ...]  # it trains on only while all of these do
+    until_s: float  # its lease is over then
+
+
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """A test of which workers can connect to each other. Training goes on meanwhile."""
 
@@ -233,6 +240,7 @@ class RunState(msgspec.Struct, kw_only=True):
     probe: Probe | None = None  # under way
     num_probes: int = 0
     processes: dict[WorkerId, ProcessInfo] = {}
+    doubts: dict[WorkerId, Doubt] = {}  # lost workers that may train on
     restarts_left: int = 0
     has_launched: bool = False
     rostered: set[WorkerId] = set()  # ids that were ever in a roster

@@ -6,17 +6,19 @@ from msgspec.structs import replace
 
 from evenstep.coordinate import roster
 from evenstep.coordinate.announce import let_go, make_generation, pause
-from evenstep.coordinate.draft import Draft
+from evenstep.coordinate.draft import LEASE_MARGIN_S, Draft
 from evenstep.coordinate.events import TookOver
-from evenstep.coordinate.state import Changing, Returning, Starting, Training
+from evenstep.coordinate.state import Changing, Doubt, Returning, Starting, Training
 from evenstep.types import Regroup, WorkerId, listed
 
-LEASE_MARGIN_S = 1.0  # a lease may have been renewed just before a takeover was noticed
+MAX_END_ANNOUNCEMENTS = 2  # at a step's end, and at once
 
 
 def take_over(d: Draft, event: TookOver) -> None:
     """Go on with a run. Its workers may come back until their lease is over."""
     d.cluster = d.brain.cluster
+    if event.stopping:  # no journal has the numbers under which the end was announced
+        d.used_generation = max(d.used_generation, d.number + MAX_END_ANNOUNCEMENTS)
     d.skip_used_generations()
     d.facts = dict(event.facts)
     d.rostered.update(event.rostered)
@@ -36,6 +38,9 @@ def take_over(d: Draft, event: TookOver) -> None:
         previous_roster=event.previous_roster,
         until_s=d.now_s + lease_s,
     )
+    if not (event.stopping or set(event.lost) & set(event.ended)):
+        doubt = Doubt(roster=event.lost, until_s=d.now_s + lease_s)
+        d.doubts = dict.fromkeys(event.lost, doubt)
     if d.away:
         d.log(
             f"waiting up to {lease_s:g} s for {listed(sorted(d.away))} to reconnect: they may "
@@ -69,6 +74,11 @@ def check_lease(d: Draft) -> None:
     if isinstance(d.phase, Returning) and d.now_s >= d.phase.until_s:
         for worker in sorted(d.away):
             abandon(d, worker, "it did not come back within the lease")
+
+
+def check_doubts(d: Draft) -> None:
+    """Lost workers whose lease is over do not train any more."""
+    d.doubts = {w: doubt for w, doubt in d.doubts.items() if d.now_s < doubt.until_s}
 
 
 def adopt(d: Draft, worker: WorkerId) -> None:
