@@ -166,8 +166,13 @@ class Loader:
         """Samples of the coming step, over all workers."""
         if self._plans:
             return sum(self._plans.shares_at(self._step.num_taken))
-        if self.batch.per_worker:
-            self._roster.enter()  # it depends on their number
+        if self.batch.per_worker and not self._roster.generation:
+            raise ConfigError(
+                "loader",
+                "how many batches an epoch has is not known before the first one, because the "
+                "batch grows with the number of workers. Give batch=..., or let the schedule count "
+                "in session.samples",
+            )
         return global_batch(self.batch, self._roster.world)
 
     @property
