@@ -132,6 +132,26 @@ def attempts(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module
     return model
 
 
+def plain_epochs(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Epochs by `range`, a schedule that steps with each, and a sum; as if nobody ever joined."""
+    model = net()
+    install_faults(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch))
+    session.prepare(model, optimizer, scheduler)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    for _ in range(hold.num_epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            hold.step()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+        if hold.is_over():
+            break
+    return model
+
+
 def miscounted(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     """Accumulate by the built-in `enumerate`, and read `session.step` for other purposes."""
     model = net()
@@ -326,6 +346,7 @@ LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "numbered": numbered,
     "in_windows": in_windows,
     "attempts": attempts,
+    "plain_epochs": plain_epochs,
     "miscounted": miscounted,
     "alternate": alternate,
     "sums": sums,

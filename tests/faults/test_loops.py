@@ -108,3 +108,19 @@ def test_a_worker_that_joins_later_skips_past_sums(tmp_path: Path, alone: Alone)
         seen = [line for line in run.output().splitlines() if "samples seen before" in line]
     assert len(seen) == 4
     assert all(" 50 samples" in line for line in seen)
+
+
+def test_a_worker_that_joins_a_loop_over_plain_epochs_begins_in_the_runs_epoch(
+    tmp_path: Path, alone: Alone
+) -> None:
+    """Its loops over epochs that are over are empty, and their schedule does not step."""
+    args = ["--loop", "plain_epochs", *HELD]
+    with Cluster(tmp_path, workers=3, restarts=1, args=args, script=LOOPS) as run:
+        status = run.until_training(3)
+        run.until_step(25)  # in the third epoch
+        run.signal("w1")
+        run.until_training(3, after=status["generation"])
+        assert run.finish() == 0
+        assert "the loop over epoch 0 has no batches: the run is in epoch" in run.output()
+        expected = alone(*args, *run.epochs, script=LOOPS)
+        assert all(same(result, expected) for result in run.results().values())

@@ -106,7 +106,8 @@ class Loader:
         self._step, self._plans, self._roster = step, plans, roster
         self._check_open, self._end_epoch = check_open, end_epoch
         self._weight, self._observer = weight, observer
-        self.dataset, self.batch = dataset, batch
+        self.dataset: Any = dataset
+        self.batch = batch
         self.epoch = self.cursor = 0  # the epoch, and the sample of it, that comes next
         self.next_epoch = 0  # that the script's next loop is for
         self._index = 0  # steps of the epoch before the one at hand
