@@ -221,10 +221,10 @@ def main() -> None:
                 if not session.void:
                     ledger.commit()
                 faults.at("stepped")
-                hold.sleep(args.asleep, f"stepped-{session.step}")
+                hold.sleep(args.asleep, f"stepped-{session.step - 1}")
                 scheduler.step()
                 if not session.void:
-                    steps.append((session.step, batch))
+                    steps.append((session.step - 1, batch))
             num_epochs = epoch + 1
             faults.at("epoch")
             if session._roster.is_late:  # a former spare: the others are in a later epoch

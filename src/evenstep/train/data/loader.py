@@ -68,7 +68,7 @@ class Loop:
         self.epoch, self.num_void_before = epoch, num_void
         self.data: Any = None  # the batch in hand
         self.index = 0  # its number within the epoch
-        self.num_batches = 0  # handed out
+        self.num_ended = 0  # batches that had a backward pass, repeated ones included
         self.cut_for = 0  # the generation for which batches are cut
         self.is_left = self.is_over = False
 
@@ -248,7 +248,6 @@ class Loader:
             if generation != loop.cut_for:  # prefetched batches were cut for another roster
                 loop.cut_for, self._batches = generation, self._restart()
             loop.data = self._take(next(self._batches), began_s)
-            loop.num_batches += 1
         return not loop.is_over
 
     def repeat(self) -> bool:
@@ -342,9 +341,9 @@ class Loader:
         num_void = self._step.num_void - loop.num_void_before
         if loop.epoch == self.epoch and self._is_over:
             self._finish(loop)
-        elif num_void and loop.num_batches >= len(self):
+        elif num_void and loop.num_ended >= len(self):
             raise EvenstepError(
-                f"this loop took {loop.num_batches} batches of epoch {loop.epoch}, but "
+                f"this loop took {loop.num_ended} batches of epoch {loop.epoch}, but "
                 f"{num_void} of them had to be repeated because a worker was lost, so the "
                 "epoch is not complete. Let the loader say when it is: `for batch in loader`, or "
                 "`for i, batch in session.enumerate(loader)`."
@@ -355,6 +354,7 @@ class Loader:
         """The loop is done with the batch in hand."""
         assert self._batch_end is not None
         end, self._batch_end = self._batch_end, None
+        self._loop.num_ended += 1
         self._step.end()
         if self._step.number > self._step.batch.step:
             # An adopted state may be further.
