@@ -57,7 +57,7 @@ def main() -> None:
                     if session.void:
                         log.void(computed.at_s)
                     else:
-                        log.step(session.step, session.world)
+                        log.step(session.step - 1, session.world)
 
 
 if __name__ == "__main__":

@@ -99,8 +99,9 @@ class Faults:
             return
         self._claim(f"rank{session.rank}-{point}")
         who = {NAME, f"rank{session.rank}", "leader" if session.is_leader else ""}
+        at_hand = session._step.number
         for name, where, step in self._planned:
-            if name in who and where == point and step in (session.step, -1):
+            if name in who and where == point and step in (at_hand, -1):
                 try:
                     (self._out / f"fault-{name}-{where}-{step}").touch(exist_ok=False)
                 except FileExistsError:
@@ -223,10 +224,10 @@ def main() -> None:
                 faults.at("stepped")
                 if args.prints:
                     print("x" * args.prints, flush=True)
-                hold.sleep(args.asleep, f"stepped-{session.step}")
+                hold.sleep(args.asleep, f"stepped-{session.step - 1}")
                 scheduler.step()
                 if not session.void:
-                    steps.append((session.step, batch))
+                    steps.append((session.step - 1, batch))
             num_epochs = epoch + 1
             faults.at("epoch")
             if session._roster.is_late:  # a former spare: the others are in a later epoch

@@ -33,7 +33,7 @@ def main(out: Path, loader_workers: int, compiled: bool) -> None:
                 nn.functional.mse_loss(net(xs), ys).backward()
                 optimizer.step()
                 seen += index.tolist()[: session.counted]
-                plans.append(session.shares_at(session.step))
+                plans.append(session.shares_at(session.step - 1))
             epochs.append(seen)
             if epoch >= 2 and ("kept" in sys.argv or plans[-1][1] < min(plans[-1][::2])):
                 break

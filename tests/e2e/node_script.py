@@ -51,7 +51,7 @@ def main() -> None:
                 nn.functional.mse_loss(net(xs), ys).backward()
                 optimizer.step()
                 seen += index.tolist()[: session.counted]
-                plans.append(session.shares_at(session.step))
+                plans.append(session.shares_at(session.step - 1))
             epochs.append(seen)
             if session.world > 3 and epoch >= 2 and plans[-1][3] < plans[0][3]:
                 break

@@ -14,6 +14,7 @@ from bench.testbed.train import NAME, Ballast, Faults, Hold, Numbers, install_fa
 from torch import nn
 
 import evenstep
+from evenstep.train.comm.group import WorkerLostError
 from evenstep.train.reduce.reducer import BUCKET_BYTES
 
 BATCH, SAMPLES = 24, 240
@@ -40,10 +41,133 @@ def accumulate(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Modu
             loss.backward()
             faults.at("reduced")
             scheduler.step()
-            if session.step % 4 == 3:
+            if session.step % 4 == 0:
                 optimizer.step()
                 optimizer.zero_grad()
                 faults.at("stepped")
+    return model
+
+
+def numbered(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Accumulate four batches per optimizer step, by their number in the epoch of ten."""
+    model = net()
+    install_faults(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    session.prepare(model, optimizer)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    for _ in session.epochs(hold.num_epochs):
+        for i, (x, y) in session.enumerate(loader):
+            faults.at("forward")
+            loss = nn.functional.mse_loss(model(x), y) / 4
+            faults.at("backward")
+            loss.backward()
+            faults.at("reduced")
+            if (i + 1) % 4 == 0 or i + 1 == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+                faults.at("stepped")
+    return model
+
+
+def in_windows(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Accumulate in windows, counted by the script itself, with an average of the weights."""
+    model = net()
+    install_faults(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    session.prepare(model, optimizer)
+    session.register("average", average)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    num = 0
+    for _ in session.epochs(hold.num_epochs):
+        for window in session.accumulate(loader, 4):
+            num += 1
+            for x, y in window:
+                faults.at("forward")
+                loss = nn.functional.mse_loss(model(x), y) / len(window) / num
+                faults.at("backward")
+                loss.backward()
+                faults.at("reduced")
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+            faults.at("stepped")
+    return nn.ModuleList([model, average])
+
+
+def attempts(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """A loop that counts by itself, as a framework's does, and leaves passes to the session."""
+    model = net()
+    install_faults(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))
+    session.prepare(model, optimizer, scheduler)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+
+    def compute(batch: list[torch.Tensor]) -> torch.Tensor:
+        x, y = batch
+        faults.at("forward")
+        loss = nn.functional.mse_loss(model(x), y) / (1 + num)
+        faults.at("backward")
+        loss.backward()
+        faults.at("reduced")
+        return loss.detach()
+
+    num = 0
+    for epoch in range(hold.num_epochs):
+        loader.set_epoch(epoch)
+        batches = iter(loader)
+        for i in range(len(loader)):
+            loss = session.attempt(compute, next(batches))
+            if epoch == 1:
+                session.sum(loss)
+            num += 1
+            if (i + 1) % 2 == 0:
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                faults.at("stepped")
+            if epoch == 2:
+                session.sum(loss)
+    return model
+
+
+def plain_epochs(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Epochs by `range`, a schedule that steps with each, and a sum; as if nobody ever joined."""
+    model = net()
+    install_faults(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch))
+    session.prepare(model, optimizer, scheduler)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    for _ in range(hold.num_epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            hold.step()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+        if hold.is_over():
+            break
+    return model
+
+
+def miscounted(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Accumulate by the built-in `enumerate`, and read `session.step` for other purposes."""
+    model = net()
+    install_faults(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    session.prepare(model, optimizer)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    for _ in session.epochs(hold.num_epochs):
+        for i, (x, y) in enumerate(loader):
+            loss = nn.functional.mse_loss(model(x), y) / 4
+            logging.debug("step %d", session.step)
+            faults.at("backward")
+            loss.backward()
+            if (i + 1) % 4 == 0 or i + 1 == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
     return model
 
 
@@ -196,8 +320,34 @@ def slow_backward(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.M
     return model
 
 
+def lose_results(session: evenstep.Session, steps: set[int]) -> None:
+    """In these steps only the leader learns that the gradients are reduced."""
+    prepare = session.prepare
+
+    def prepare_and_wrap(*args: Any, **options: Any) -> Any:
+        prepared = prepare(*args, **options)
+        reducer = session._job.model.reducer
+        read = reducer._on_reduced
+
+        def read_or_lose(pulse: torch.Tensor) -> tuple[float, list[bool]]:
+            if session._step.number in steps and not session.is_leader:
+                steps.remove(session._step.number)
+                raise WorkerLostError("pretended")
+            return read(pulse)
+
+        reducer._on_reduced = read_or_lose
+        return prepared
+
+    session.prepare = prepare_and_wrap  # type: ignore[method-assign]
+
+
 LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "accumulate": accumulate,
+    "numbered": numbered,
+    "in_windows": in_windows,
+    "attempts": attempts,
+    "plain_epochs": plain_epochs,
+    "miscounted": miscounted,
     "alternate": alternate,
     "sums": sums,
     "break_early": break_early,
@@ -210,6 +360,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--loop", choices=LOOPS, required=True)
     parser.add_argument("--epochs", type=int, default=3, help="0: until `go`, only in sums")
+    parser.add_argument("--lose", type=int, nargs="*", default=[], help="results of these steps")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")
@@ -218,6 +369,7 @@ def main() -> None:
     faults = Faults(args.out)
     with evenstep.join() as session:
         faults.session = session
+        lose_results(session, set(args.lose))
         model = LOOPS[args.loop](session, faults, Hold(session, args.out, args.epochs))
         result = {"model": model.state_dict(), "lr": 0.0, "step": session.step}
         torch.save(result, args.out / f"{NAME}.pt")

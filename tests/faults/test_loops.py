@@ -16,6 +16,12 @@ LOOPS = Path(__file__).with_name("loops.py")
 CASES: list[tuple[str, tuple[Fault, ...]]] = [  # in sequence; six workers at the start
     ("accumulate", (("rank3", "backward", 7), ("leader", "bucket", 14), ("rank3", "reduced", 22))),
     ("accumulate", (("rank3", "bucket", 7), ("rank2", "stepped", 15), ("leader", "reduced", 22))),
+    ("numbered", (("rank3", "backward", 7), ("leader", "bucket", 14), ("rank3", "reduced", 29))),
+    ("numbered", (("rank3", "bucket", 9), ("rank2", "stepped", 19), ("leader", "reduced", 22))),
+    ("in_windows", (("rank3", "bucket", 7), ("leader", "bucket", 14), ("rank3", "reduced", 29))),
+    ("in_windows", (("rank3", "backward", 9), ("rank2", "stepped", 19), ("leader", "bucket", 22))),
+    ("attempts", (("rank3", "bucket", 7), ("leader", "bucket", 14), ("rank3", "bucket", 29))),
+    ("attempts", (("leader", "reduced", 9), ("rank2", "stepped", 19), ("rank3", "reduced", 22))),
     ("alternate", (("leader", "backward", 0), ("rank3", "forward", 14), ("rank3", "stepped", 22))),
     ("alternate", (("rank3", "backward", 7), ("rank2", "bucket", 14), ("leader", "reduced", 22))),
     ("sums", (("rank3", "forward", 7), ("leader", "summed", 14), ("rank3", "bucket", 22))),
@@ -45,6 +51,37 @@ def test_survivors_end_where_one_process_ends(
         assert all(same(result, expected) for result in run.results().values())
 
 
+@pytest.mark.parametrize("loop", ["numbered", "in_windows", "attempts", "sums"])
+def test_workers_that_miss_a_result_take_over_the_state_of_the_one_that_has_it(
+    loop: str, tmp_path: Path, alone: Alone
+) -> None:
+    """Wherever in its loop that one is: in the next batch, or in a sum before or after an update.
+
+    The third and the last batch of a window, and the last one of an epoch.
+    """
+    steps = (6, 11, 19, 25)
+    faults = tuple(("rank1", "reduced", step) for step in steps)
+    args = ["--loop", loop, "--lose", *map(str, steps)]
+    with Cluster(tmp_path, workers=7, args=args, faults=faults, script=LOOPS) as run:
+        assert run.finish() == 0
+        assert len(run.results()) == 3
+        expected = alone("--loop", loop, script=LOOPS)
+        assert all(same(result, expected) for result in run.results().values())
+        assert run.output().count("pretended") == 6 + 5 + 4 + 3
+        if loop in ("in_windows", "attempts"):
+            assert "others are further on in the script" in run.output()
+
+
+@pytest.mark.parametrize("step", [1, 6, 18])
+def test_a_loop_that_miscounts_repeated_batches_is_refused(step: int, tmp_path: Path) -> None:
+    """In its first window, in a later one, and in the short one at the end of an epoch."""
+    faults = (("rank2", "backward", step),)
+    args = ["--loop", "miscounted"]
+    with Cluster(tmp_path, workers=3, args=args, faults=faults, script=LOOPS) as run:
+        assert run.finish() != 0
+        assert "Count with `for i, batch in session.enumerate(loader)`" in run.output()
+
+
 @pytest.mark.long
 def test_the_backward_pass_of_a_void_step_is_aborted(tmp_path: Path, alone: Alone) -> None:
     args = ["--loop", "slow_backward"]
@@ -71,3 +108,19 @@ def test_a_worker_that_joins_later_skips_past_sums(tmp_path: Path, alone: Alone)
         seen = [line for line in run.output().splitlines() if "samples seen before" in line]
     assert len(seen) == 4
     assert all(" 50 samples" in line for line in seen)
+
+
+def test_a_worker_that_joins_a_loop_over_plain_epochs_begins_in_the_runs_epoch(
+    tmp_path: Path, alone: Alone
+) -> None:
+    """Its loops over epochs that are over are empty, and their schedule does not step."""
+    args = ["--loop", "plain_epochs", *HELD]
+    with Cluster(tmp_path, workers=3, restarts=1, args=args, script=LOOPS) as run:
+        status = run.until_training(3)
+        run.until_step(25)  # in the third epoch
+        run.signal("w1")
+        run.until_training(3, after=status["generation"])
+        assert run.finish() == 0
+        assert "the loop over epoch 0 has no batches: the run is in epoch" in run.output()
+        expected = alone(*args, *run.epochs, script=LOOPS)
+        assert all(same(result, expected) for result in run.results().values())

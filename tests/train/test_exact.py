@@ -157,7 +157,7 @@ def test_half_precision_trains_and_plans_reach_all_ranks_exactly() -> None:
                 loss = mse(net(x), y)
                 loss.backward()
                 optimizer.step()
-                plans.append(session.shares_at(session.step))
+                plans.append(session.shares_at(session.step - 1))
                 losses.append(float(loss.detach()))
             if epoch >= 2 and plans[-1][2] < plans[0][2]:  # a new plan has arrived
                 break

@@ -107,65 +107,130 @@ WAYS: list[Leave] = [
 ]
 
 
+def batches_of(leave: Leave) -> list[int]:
+    """Batches of each loop in one way to leave."""
+    return [1, 1] if leave is by_next else [2]
+
+
 @pytest.mark.parametrize(
     ("leave", "workers"),
     [*((way, 0) for way in WAYS), (by_break, 2)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_the_next_loop_continues_with_the_next_samples(leave: Leave, workers: int) -> None:
-    def whole(session: Session) -> tuple[list[int], list[torch.Tensor]]:
-        training = Training(session)
-        for batch in training.loader:
-            training.step(batch)
-        return training.seen, result(training.net)
+def test_the_next_loop_begins_the_next_epoch(leave: Leave, workers: int) -> None:
+    loops = [*batches_of(leave), *batches_of(leave), NUM // BATCH]
 
-    def body(session: Session) -> tuple[list[int], list[torch.Tensor]]:
+    def body(session: Session) -> tuple[list[int], list[int], list[torch.Tensor]]:
         training = Training(session, num_workers=workers)
         leave(training)
-        assert session.samples in (2 * BATCH, BATCH)  # the last batch may still be open
+        assert session.step == 2
         leave(training)
         for batch in training.loader:
             training.step(batch)
-        assert (session.step, session.samples) == (NUM // BATCH, NUM)
-        return training.seen, result(training.net)
+        assert (session.step, session.samples) == (sum(loops), len(loops) * NUM)
+        order = training.loader.order
+        epochs = [order.permutation(e)[: num * BATCH].tolist() for e, num in enumerate(loops)]
+        return training.seen, [i for epoch in epochs for i in epoch], result(training.net)
 
-    [(order, expected)] = run_ranks(1, whole, policy="uniform")
-    [(seen, _)] = run_ranks(1, body, policy="uniform")
-    assert seen == order
+    [(seen, expected, one)] = run_ranks(1, body, policy="uniform")
+    assert seen == expected
     ranks = run_ranks(3, body, policy={"name": "fixed", "shares": [5, 2, 1]})
-    assert sorted(i for seen, _ in ranks for i in seen) == list(range(NUM))
-    for _, parameters in ranks:
-        for mine, theirs in zip(parameters, expected, strict=True):
+    assert sorted(i for seen, *_ in ranks for i in seen) == sorted(expected)
+    for *_, parameters in ranks:
+        for mine, theirs in zip(parameters, one, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("leave", [by_break, by_break_before_the_step, by_islice])
 def test_the_last_step_of_a_loop_left_early_counts_at_once(leave: Leave) -> None:
-    def body(session: Session) -> list[tuple[int, int, int]]:
+    def body(session: Session) -> list[tuple[int, int]]:
         training = Training(session)
         leave(training)
-        first = (session.step, session.samples, training.loader.state_dict()["cursor"])
+        first = (session.step, session.samples)
         session.sum(1.0)
-        return [first, (session.step, session.samples, training.loader.state_dict()["cursor"])]
+        return [first, (session.step, session.samples)]
 
-    assert run_ranks(2, body) == [[(2, 2 * BATCH, 2 * BATCH)] * 2] * 2
+    assert run_ranks(2, body) == [[(2, 2 * BATCH)] * 2] * 2
+
+
+def test_a_position_taken_after_a_loop_was_left_is_the_next_epochs() -> None:
+    with fixed_session(StaticRank()) as session:
+        training = Training(session)
+        by_break(training)
+        state = training.loader.state_dict()
+        assert (state["epoch"], state["cursor"], state["index"]) == (1, 0, 0)
 
 
 def test_each_turn_of_session_epochs_begins_a_new_epoch() -> None:
     def body(session: Session) -> list[torch.Tensor]:
         training = Training(session)
         for epoch in session.epochs(3):
-            assert session.samples == epoch * NUM
             by_break(training)
             session.sum(1.0)
-            by_break(training)  # continues the epoch
-            assert session.samples == epoch * NUM + 4 * BATCH
-        assert (training.loader.epoch, training.loader.cursor, session.step) == (3, 0, 12)
-        parts = [training.seen[i : i + 4] for i in range(0, len(training.seen), 4)]
-        assert len({tuple(sorted(part)) for part in parts}) > 1
+            assert session.samples == epoch * NUM + 2 * BATCH
+        assert session.step == 6
+        assert training.loader.state_dict()["epoch"] == 3
         return result(training.net)
 
     assert_exact(body, [5, 2, 1])
+
+
+def test_two_loops_in_one_turn_are_two_epochs() -> None:
+    def body(session: Session) -> tuple[list[int], int]:
+        training = Training(session)
+        turns = []
+        for epoch in session.epochs(4):
+            turns.append(epoch)
+            by_break(training)
+            by_break(training)
+        return turns, session.step
+
+    assert run_ranks(2, body) == [([0, 2], 8)] * 2
+
+
+# Loops that never ask for the end of an epoch.
+
+
+def by_range(training: Training) -> None:
+    batches = iter(training.loader)
+    for _ in range(len(training.loader)):
+        training.step(next(batches))
+
+
+def by_islice_of_all(training: Training) -> None:
+    for batch in islice(training.loader, len(training.loader)):
+        training.step(batch)
+
+
+@pytest.mark.parametrize("loop", [by_range, by_islice_of_all])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_loop_over_exactly_all_batches_is_an_epoch(loop: Leave, drop_last: bool) -> None:
+    def body(session: Session) -> tuple[list[int], list[torch.Tensor]]:
+        training = Training(session, made(NORMED), drop_last=drop_last)
+        for _ in range(3):
+            loop(training)
+        return training.seen, result(training.net)
+
+    ranks = run_ranks(3, body, policy={"name": "fixed", "shares": [3, 3, 2]})
+    assert sorted(i for seen, _ in ranks for i in seen) == sorted([*range(NUM)] * 3)
+    for _, parameters in ranks[1:]:
+        assert all(map(torch.equal, parameters, ranks[0][1]))
+
+
+def test_a_loop_that_asks_for_batches_when_it_needs_them_goes_on_for_ever() -> None:
+    def body(session: Session) -> int:
+        training = Training(session)
+        batches = iter(training.loader)
+        while session.step < 20:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                batches = iter(training.loader)
+                batch = next(batches)
+            training.step(batch)
+        return session.step
+
+    assert run_ranks(2, body) == [20, 20]
 
 
 def test_the_last_step_counts_even_if_its_iterator_is_never_closed() -> None:
@@ -173,7 +238,7 @@ def test_the_last_step_counts_even_if_its_iterator_is_never_closed() -> None:
     with fixed_session(StaticRank()) as session:
         training = Training(session)
         by_an_iterator_that_is_kept(training)
-        assert session.step == 1  # the second batch is open until the next is requested
+        assert session.step == 2
     assert (session.step, session.samples) == (2, 2 * BATCH)
     KEPT.clear()
     gc.collect()
@@ -186,9 +251,9 @@ def test_a_step_that_raised_is_not_counted_when_the_session_ends() -> None:
         with suppress(type(error)), session:
             training = Training(session)
             for batch in training.loader:
-                training.step(batch)
                 if session.step == 1:
                     raise error
+                training.step(batch)
         return session.step
 
     assert ends_by(ZeroDivisionError()) == 1

@@ -232,7 +232,7 @@ def test_auto_moves_samples_away_from_a_slow_worker() -> None:
                 compute(session, len(x))
                 mse(net(x), y).backward()
                 optimizer.step()
-                history.append(session.shares_at(session.step))
+                history.append(session.shares_at(session.step - 1))
             if history[-1][2] < history[-1][0] / 2:  # all ranks have the same plan
                 break
         return history

@@ -73,7 +73,10 @@ def test_workers_without_a_gpu_hand_over_a_placeholder_of_the_same_shape(gpus: F
 
 def worker(device: torch.device) -> Any:
     part = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
-    step, model = SimpleNamespace(number=3, num_unused=0), SimpleNamespace(device=device)
+    step, model = (
+        SimpleNamespace(number=3, num_taken=3, num_unused=0),
+        SimpleNamespace(device=device),
+    )
     return SimpleNamespace(loader=part, lr_scale=part, step=step, model=model)
 
 

@@ -55,6 +55,7 @@ class Exchange:
             weight=step.batch.weight,
             grad_squared_norm=own_squared_norm,
             loss_scale=self._loss_scale.current(),
+            num_updates=step.last_updates,
         )
         plan = self.planner.next(step.number + 1 + self.prefetched)
         num_pending = roster.backward_done()
@@ -67,6 +68,8 @@ class Exchange:
         reports, plan, num_pending, used = _decode(summed, step.number, roster.world)
         if any(report.loss_scale != reports[0].loss_scale for report in reports):
             check_scales(reports)
+        if any(report.num_updates != reports[0].num_updates for report in reports):
+            _check_updates(step.number, reports)
         if plan is not None:
             self._plans.extend(plan)
         if num_pending:
@@ -74,6 +77,19 @@ class Exchange:
         step.reduced(reports, roster.current)
         total = sum(r.weight for r in reports)
         return step.batch.total / total if total > 0 else 0.0, used
+
+
+def _check_updates(step: int, reports: Sequence[Report]) -> None:
+    """Refuse replicas that have parted: optimizers must step in the same batches on all ranks."""
+    known = {rank: int(r.num_updates) for rank, r in enumerate(reports) if r.num_updates >= 0}
+    if len(set(known.values())) > 1:
+        counts = ", ".join(f"{num} on rank {rank}" for rank, num in known.items())
+        raise EvenstepError(
+            f"optimizer.step() was called a different number of times in step {step - 1}: {counts}."
+            " The replicas are no longer equal. Step in the same batches on every worker: decide "
+            "by what all of them know, such as session.step or session.sum(loss), not by a counter "
+            "or a loss of one worker."
+        )
 
 
 def pulse_size(world: int) -> int:

@@ -131,7 +131,7 @@ class Job:
     def plain_state(self) -> dict[str, Any]:
         """Everything of the training state but tensors of the model and of stateful objects."""
         return {
-            "step": self.step.number,
+            "step": self.step.num_taken,
             "unused": self.step.num_unused,
             "order": self.loader.state_dict(),
             "rate": self.lr_scale.state_dict(),

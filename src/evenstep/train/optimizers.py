@@ -16,6 +16,7 @@ from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.job import Job
 from evenstep.train.plan.plans import LrScale
 from evenstep.train.step import FORGOTTEN, Step
+from evenstep.train.update_windows import UpdateWindows
 
 log = logging.getLogger("evenstep")
 
@@ -29,6 +30,7 @@ class OptimizerHooks:
         self._job, self._is_leader = job, is_leader
         self._hands_over_state = hands_over_state
         self._lr_factor = LrFactor(job.lr_scale, job.step)
+        self.windows = UpdateWindows(job) if hands_over_state else None
         self._has_any = self._warned = False
         job.step.on_forgotten.append(self._forgotten)
 
@@ -41,12 +43,26 @@ class OptimizerHooks:
             optimizer.register_step_post_hook(self._after_step).remove,
         ]
 
+    def counts_are_read(self) -> None:
+        """The script asks for the number of steps or samples."""
+        if self.windows is not None:
+            self.windows.is_counted = True
+
+    def trust_counts(self) -> None:
+        """The script leaves counting to the session."""
+        if self.windows is not None:
+            self.windows.is_trusted = True
+
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._check_reduced(optimizer)
         self._check_scaler()
 
-    def _after_step(self, *_: Any) -> None:
-        self._job.step.num_unused = 0
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        step = self._job.step
+        step.num_unused = 0
+        step.num_updates += 1
+        if self.windows is not None:
+            self.windows.updated(optimizer)
 
     def _check_reduced(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse to step on a gradient that is not reduced, even where this worker is alone."""
@@ -193,7 +209,7 @@ def _skip_if_void(
 
     @functools.wraps(take_step)  # keeps the mark that schedulers leave on it
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        if step.is_void:
+        if step.is_discarded:
             return None
         if before is not None:
             before()

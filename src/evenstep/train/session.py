@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch.amp import GradScaler
@@ -19,6 +19,7 @@ from evenstep.strict import whole
 from evenstep.train.data.evaluation import PartSampler
 from evenstep.train.data.loader import Loader, Weight, check_dataset
 from evenstep.train.data.order import rank_ranges
+from evenstep.train.data.windows import Window, windows
 from evenstep.train.exchange import Exchange
 from evenstep.train.job import Job, Model
 from evenstep.train.measure.host_load import HostLoad
@@ -27,6 +28,8 @@ from evenstep.train.optimizers import OptimizerHooks
 from evenstep.train.ports import Observer, Roster
 from evenstep.train.reduce.norm_layers import NormLayers
 from evenstep.train.reduce.reducer import Reducer
+
+T = TypeVar("T")
 
 
 class Finished(SystemExit):
@@ -62,7 +65,7 @@ class Session:
     ) -> None:
         try:
             if error is None and self._job.has_loader:
-                self._job.loader.leave()
+                self._job.loader.end_loop()
             self._step.interrupt()
             # Closing a generator that runs the loop is not a failure of the script.
             if error is not None and not isinstance(error, Finished | GeneratorExit):
@@ -107,8 +110,9 @@ class Session:
 
     @property
     def step(self) -> int:
-        """Steps taken by the whole cluster."""
-        return self._step.num_done
+        """Steps taken by the whole cluster; the one at hand counts from its backward pass on."""
+        self._optimizers.counts_are_read()
+        return self._step.num_taken
 
     @property
     def void(self) -> bool:
@@ -126,6 +130,7 @@ class Session:
 
         Those that `drop_last` leaves out of an epoch count with it.
         """
+        self._optimizers.counts_are_read()
         return self._job.loader.num_used if self._job.has_loader else 0
 
     @property
@@ -267,11 +272,52 @@ class Session:
         loader = self._job.loader
         epoch = loader.epoch
         while epoch < num:
+            loader.next_epoch = epoch
             yield epoch
             self._leave_loop()
-            loader.leave_epoch()
-            epoch = max(epoch + 1, loader.epoch)  # a spare comes back in a later one
+            loader.end_loop()
+            # A spare comes back in a later one, and a body may have several loops.
+            epoch = max(epoch + 1, loader.epoch, loader.next_epoch)
         self._roster.trained()
+
+    def enumerate(self, loader: Loader, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """Batches with their number within the epoch, which a batch keeps when it is repeated.
+
+        Count with these where the number matters, as in `if (i + 1) % 4 == 0: optimizer.step()`:
+        the built-in `enumerate` counts a batch again that is repeated after the loss of a worker,
+        and begins with 0 in a worker that joins in the middle of an epoch.
+        """
+        self._optimizers.trust_counts()
+        for batch in loader:
+            yield start + loader.index, batch
+
+    def accumulate(self, loader: Loader, num_batches: int) -> Iterator[Window]:
+        """Windows of so many batches, for one optimizer step each; the last may be shorter.
+
+            for window in session.accumulate(loader, 4):
+                for x, y in window:
+                    (criterion(model(x), y) / len(window)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        A batch that must be repeated is repeated inside of its window, so windows may be counted
+        in any way.
+        """
+        self._optimizers.trust_counts()
+        return windows(loader, whole("num_batches", num_batches, 1))
+
+    def attempt(self, compute: Callable[[Any], T], batch: Any) -> T:
+        """Call `compute(batch)`, its forward and backward pass, until the step stands.
+
+        If a worker is lost, `compute` is called again at once with the samples as cut for the
+        survivors, and the loop never notices.
+        """
+        self._optimizers.trust_counts()
+        result = compute(batch)
+        loader = self._job.loader
+        while loader.repeat():
+            result = compute(loader.data)
+        return result
 
     def sum(self, value: torch.Tensor | float) -> torch.Tensor:
         """The sum of a value over all workers. All must ask at the same point."""
@@ -301,7 +347,8 @@ class Session:
     def _enter_evaluation(self) -> None:
         """Be in a generation, with running statistics averaged even if a loop was left."""
         self._roster.enter()
-        if self._leave_loop():
+        is_done = self._step.has_batch and self._step.is_done
+        if self._leave_loop() or (is_done and self._job.loader.is_last):
             self._average_norms()
 
     def _part_of(self, length: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@
                     +-> VOID <-+                  a worker was lost: roll back and repeat the step
                           |
                           +-> ADOPTED -> COMMITTED   others had reduced it: take over their state
+                          +-> OVERTAKEN -> COMMITTED   and they are further on in the loop's body
 
 Listeners (`on_fetched` and so on) take part in it; nobody overrides anything here.
 """
@@ -34,6 +35,7 @@ class Phase(Enum):
     REDUCED = "reduced"  # its gradients are the mean over all workers
     VOID = "void"  # a worker was lost: the step does not count
     ADOPTED = "adopted"  # other workers completed the step, and this one took over their state
+    OVERTAKEN = "overtaken"  # its state is of workers ahead: what the script does is discarded
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     weight: float  # of this rank's mean loss: its samples, or tokens
     grad_squared_norm: float = 0.0  # of its own mean gradient; 0: not measured
     loss_scale: float = 0.0  # of its GradScalers; 1: none; 0: unknown
+    num_updates: float = -1.0  # optimizer steps in the batch before; -1: it had no such batch
 
     def to_step_report(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
         """The worker's report to the engine, with its mean compute time over similar steps."""
@@ -78,6 +81,7 @@ class Step:
     def __init__(self) -> None:
         self.number = 0  # the step at hand, or the next one
         self.num_reduced = 0  # steps whose gradients this worker has reduced
+        self.num_void = 0  # iterations of the script's loop that had to be repeated
         self.num_sums = 0  # other sums over all workers that it has completed
         self.phase = Phase.COMMITTED
         self.has_batch = False
@@ -88,6 +92,8 @@ class Step:
         self.grad_squared_norm = 0.0  # of the reduced gradient; 0: not measured
         self.measures_noise = False  # squared norms of gradients, for adaptive learning rates
         self.num_unused = 0  # batches whose gradients no optimizer step has used yet
+        self.num_updates = 0  # optimizer steps since the batch in hand was fetched
+        self.last_updates = -1  # optimizer steps in the batch before; -1: this worker had none
         self.seconds = self.usual_s = 0.0  # that the last committed step took, and an EWMA of it
         self.on_fetched: list[Callable[[], None]] = []
         self.on_reduced: list[Callable[[], None]] = []
@@ -104,22 +110,28 @@ class Step:
     @property
     def is_done(self) -> bool:
         """Whether the batch in hand has made a step that counts."""
-        return self.phase in (Phase.REDUCED, Phase.ADOPTED)
+        return self.phase in (Phase.REDUCED, Phase.ADOPTED, Phase.OVERTAKEN)
+
+    @property
+    def is_discarded(self) -> bool:
+        """Whether what the script does now is undone: optimizers and schedulers do not step."""
+        return self.phase in (Phase.VOID, Phase.OVERTAKEN)
+
+    @property
+    def num_taken(self) -> int:
+        """Steps that count, including the batch in hand once its gradients are reduced."""
+        return self.number + (self.has_batch and self.is_done and self.batch.step == self.number)
 
     @property
     def is_left(self) -> bool:
         """Whether the loop was left with a batch in hand, and nobody has ended the step since."""
         return self._left_s is not None
 
-    @property
-    def num_done(self) -> int:
-        """Steps that count, including the last one of a loop that was left."""
-        return self.number + (self.is_left and self.is_done)
-
     def fetched(self, batch: Batch, began_s: float) -> None:
         """Take a batch in hand, which the loop has asked for at `began_s`."""
         self.batch, self.reports, self._began_s = batch, [], began_s
         self.phase, self.has_batch, self._left_s = Phase.FETCHED, True, None
+        self.num_updates = 0
         _notify(self.on_fetched)
 
     def reduced(self, reports: list[Report], by: Generation | None) -> None:
@@ -141,7 +153,19 @@ class Step:
 
     def adopt(self) -> None:
         """This worker now has the state of workers that completed the step."""
+        if self.is_void and not self.has_batch:
+            self.num_void -= 1  # nothing is to be repeated
         self.phase = Phase.ADOPTED if self.has_batch else Phase.COMMITTED
+        self.last_updates = -1
+
+    def overtake(self) -> None:
+        """The others are further on in the script: until it gets there, its work is discarded."""
+        self.phase = Phase.OVERTAKEN
+
+    def rejoin(self) -> None:
+        """The script is where the others are."""
+        if self.phase is Phase.OVERTAKEN:
+            self.adopt()
 
     def retry(self) -> None:
         """The void step is rolled back: fetch its samples again."""
@@ -151,10 +175,14 @@ class Step:
         """The loop is done with the batch: commit the step, unless it is void."""
         if self.phase is Phase.FETCHED:
             raise EvenstepError(
-                f"step {self.batch.step} had no backward pass: every batch needs one on every rank"
+                f"step {self.batch.step} had no backward pass before the next batch was asked for. "
+                "Every batch needs one on every rank; a loop that fetches ahead leaves that to the "
+                "loader: session.loader(..., num_workers=2)"
             )
         ended_s = time.monotonic() if self._left_s is None else self._left_s
         reduced_here = self.phase is Phase.REDUCED
+        self.last_updates = self.num_updates if reduced_here else -1
+        self.num_void += self.is_void
         if not self.is_void:
             self.number, self.phase = self.batch.step + 1, Phase.COMMITTED
             self.seconds = ended_s - self._began_s

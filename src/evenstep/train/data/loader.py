@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 from msgspec.structs import replace
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -14,12 +15,17 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from evenstep.config import BatchSettings
 from evenstep.decide.learning_rate import global_batch
 from evenstep.errors import ConfigError, EvenstepError
+from evenstep.strict import whole
 from evenstep.train.data.order import Order
 from evenstep.train.plan.plans import Plans
 from evenstep.train.ports import Observer, Roster
 from evenstep.train.step import MAX_BATCH, Batch, Step
 
+log = logging.getLogger("evenstep")
+
 Weight = Callable[[Any], float]
+
+POSITION = ("epoch", "cursor", "index", "in_loop")  # in the state; the rest must never change
 
 
 class ShareSampler(Sampler[list[int]]):
@@ -55,11 +61,24 @@ class ShareSampler(Sampler[list[int]]):
             begin, step = end, step + 1
 
 
-class Loader:
-    """What `session.loader` returns: iterate it once per epoch.
+class Loop:
+    """One loop of the script over the loader."""
 
-    Samples of a loop that was left, by `break` say, count as used if they were trained on; the next
-    loop continues with the rest of the epoch. A batch without a backward pass comes again.
+    def __init__(self, epoch: int = 0, num_void: int = 0) -> None:
+        self.epoch, self.num_void_before = epoch, num_void
+        self.data: Any = None  # the batch in hand
+        self.index = 0  # its number within the epoch
+        self.num_ended = 0  # batches that had a backward pass, repeated ones included
+        self.cut_for = 0  # the generation for which batches are cut
+        self.is_left = self.is_over = False
+
+
+class Loader:
+    """What `session.loader` returns: each loop over it is one epoch, as with a `DataLoader`.
+
+    The first loop of a worker that joins, or of a run that is resumed, continues the epoch that the
+    run is in. Samples of a loop that was left, by `break` say, count as used if they were trained
+    on; the next loop begins a new epoch.
     """
 
     def __init__(
@@ -87,78 +106,186 @@ class Loader:
         self._step, self._plans, self._roster = step, plans, roster
         self._check_open, self._end_epoch = check_open, end_epoch
         self._weight, self._observer = weight, observer
+        self.dataset: Any = dataset
         self.batch = batch
         self.epoch = self.cursor = 0  # the epoch, and the sample of it, that comes next
+        self.next_epoch = 0  # that the script's next loop is for
+        self._index = 0  # steps of the epoch before the one at hand
         self._batch_end: int | None = None  # the sample at which the batch in hand ends
-        self._num_loops, self._was_left = 0, False
+        self._loop = Loop()
+        self._loop.is_over = True  # there was none yet
+        self._others_in_loop = True  # when this worker took over their state
         if observer is not None:
             dataset, options = observer.watch_data(dataset, options)
         length = len(dataset)  # type: ignore[arg-type]
         self.order = Order(length=length, seed=seed, shuffle=shuffle, drop_last=drop_last)
         self._sampler = ShareSampler(self.order, plans.shares_at, roster.rank)
         self._loader = DataLoader(dataset, batch_sampler=self._sampler, **options)
+        self._batches: Iterator[Any] = iter(())
         self.prefetched = self._loader.num_workers * (self._loader.prefetch_factor or 0)
+
+    # What a DataLoader has.
 
     def __len__(self) -> int:
         """Steps in an epoch of the present global batch."""
         return self.order.num_steps(self.global_batch)
 
     @property
+    def batch_size(self) -> int:
+        """The global batch of the coming step."""
+        return self.global_batch
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether samples that do not fill the last batch of an epoch are left out."""
+        return self.order.drop_last
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that load data."""
+        return self._loader.num_workers
+
+    @property
+    def sampler(self) -> Self:
+        """For scripts that call `loader.sampler.set_epoch(epoch)`."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next loop is for this epoch. If the run is past it already, that loop is empty."""
+        if whole("epoch", epoch, 0) < self.next_epoch:
+            raise ConfigError(
+                "set_epoch",
+                f"{epoch} was trained on already: every loop over the loader is the next epoch, in "
+                "another order. Give it growing numbers, or do not call it",
+            )
+        self.next_epoch = epoch
+
+    # Where the run is.
+
+    @property
     def global_batch(self) -> int:
         """Samples of the coming step, over all workers."""
         if self._plans:
-            return sum(self._plans.shares_at(self._step.num_done))
+            return sum(self._plans.shares_at(self._step.num_taken))
+        if self.batch.per_worker and not self._roster.generation:
+            raise ConfigError(
+                "loader",
+                "how many batches an epoch has is not known before the first one, because the "
+                "batch grows with the number of workers. Give batch=..., or let the schedule count "
+                "in session.samples",
+            )
         return global_batch(self.batch, self._roster.world)
 
     @property
     def num_used(self) -> int:
-        """Samples of the whole job that are used, including those of a loop that was left."""
+        """Samples of the whole job that are used, including those of the step at hand."""
         return self.epoch * self.order.length + self._next_sample
+
+    @property
+    def index(self) -> int:
+        """The number of the batch in hand within its epoch, the same each time it is repeated."""
+        return self._loop.index
+
+    @property
+    def data(self) -> Any:
+        """The batch in hand."""
+        return self._loop.data
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no further step fits into the epoch after the one at hand."""
+        return self._is_over_at(self._next_sample)
+
+    # Loops.
 
     def __iter__(self) -> Iterator[Any]:
         step = self._step
         self._check_open("session.loader")
         self._roster.enter()
-        self.leave()
-        self._num_loops, self._was_left = self._num_loops + 1, False
-        loop, epoch, cut_for = self._num_loops, self.epoch, 0
-        batches: Iterator[Any] = iter(())
-        while not self._is_over:
-            generation = self._roster.settle(in_loop=True)
-            if self.epoch != epoch:  # this worker was a spare meanwhile: session.epochs moves on
-                self._roster.fall_behind()
-                return
-            if self._is_over:
-                break  # others have taken the epoch's last step, or the batch has grown
-            if generation != cut_for:  # prefetched batches were cut for another roster
-                cut_for, batches = generation, self._restart()
-            step.is_between, began_s = False, time.monotonic()
-            batch = self._take(next(batches), began_s)
+        self.end_loop()
+        loop = self._loop = Loop(self.next_epoch, step.num_void)
+        self.next_epoch += 1
+        if loop.epoch < self.epoch:
+            log.warning(
+                "the loop over epoch %d has no batches: the run is in epoch %d. To begin there, "
+                "write `for epoch in session.epochs(...)`",
+                *(loop.epoch, self.epoch),
+            )
+            self._roster.fall_behind()
+            loop.is_over = True
+            return
+        if loop.epoch > self.epoch:
+            self._begin(loop.epoch)
+        while self._advance(loop):
             try:
-                yield batch
+                yield loop.data
             except GeneratorExit:  # by `break`, an error, or the garbage collector
-                if loop == self._num_loops and self._batch_end is not None:
-                    self._was_left = True
-                    step.leave()
+                if loop is self._loop:
+                    loop.is_left = True
+                    if self._batch_end is not None:
+                        step.leave()
                 raise
-            if loop != self._num_loops:
+            if loop is not self._loop:
                 raise EvenstepError(
-                    "this loop over session.loader(...) was left for another one, which has used "
-                    "its samples. Continue with the newest iterator only."
+                    "this loop over session.loader(...) was left for another one, which has begun "
+                    "another epoch. Continue with the newest iterator only."
                 )
             self._end_step()
-        next(batches, None)  # lets loader processes shut down cleanly
+
+    def _advance(self, loop: Loop) -> bool:
+        """Take the next batch in hand, or end the epoch."""
+        generation = self._roster.settle(in_loop=True)
+        if self.epoch != loop.epoch:
+            loop.is_over = True
+            if self._others_in_loop or self.epoch > loop.epoch + 1:
+                self._roster.fall_behind()  # this worker was a spare meanwhile
+        elif self._is_over:
+            next(self._batches, None)  # lets loader processes shut down cleanly
+            self._finish(loop)
+        else:
+            began_s = time.monotonic()
+            self._step.is_between = False
+            if generation != loop.cut_for:  # prefetched batches were cut for another roster
+                loop.cut_for, self._batches = generation, self._restart()
+            loop.data = self._take(next(self._batches), began_s)
+        return not loop.is_over
+
+    def repeat(self) -> bool:
+        """If the step at hand is void, take its samples in hand again, cut for the survivors.
+
+        Returns False if there is nothing to compute again: the step stands, or others have
+        completed it, and this worker has their state.
+        """
+        if not self._step.is_void:
+            return False
+        loop, step = self._loop, self._step
+        generation = self._roster.settle(in_loop=True)
+        if step.is_discarded or self.epoch != loop.epoch:
+            return False
+        loop.cut_for, self._batches = generation, self._restart()
+        loop.data = self._take(next(self._batches), time.monotonic())
+        return True
+
+    def _begin(self, epoch: int) -> None:
+        self.epoch, self.cursor, self._index = epoch, 0, 0
+
+    def _finish(self, loop: Loop) -> None:
+        """All steps of the epoch are taken."""
+        loop.is_over = True
         # For workers that adopt this state now: if the batch has shrunk, what `drop_last` leaves
         # out might make up a step again.
         self.cursor = self.order.length
         self._end_epoch()  # may load the state of workers that are in the next epoch already
-        self.epoch, self.cursor = epoch + 1, 0
+        self._begin(loop.epoch + 1)
 
     @property
     def _is_over(self) -> bool:
         """Whether no further step fits into the epoch."""
+        return self._is_over_at(self.cursor)
+
+    def _is_over_at(self, sample: int) -> bool:
         size = self.global_batch if self.order.drop_last else 1
-        return self.cursor + size > self.order.length
+        return sample + size > self.order.length
 
     def _restart(self) -> Iterator[Any]:
         """The batches of this epoch from the cursor on, cut for the present roster."""
@@ -183,15 +310,18 @@ class Loader:
                     "finite number that is not negative"
                 )
         self._step.fetched(replace(batch, weight=weight), began_s)
-        self._batch_end = self.cursor + batch.total
+        self._batch_end, self._loop.index = self.cursor + batch.total, self._index
         return data
 
     @property
     def _next_sample(self) -> int:
-        """The sample that comes next, also where a loop was left after its last step."""
-        if self._batch_end is not None and self._step.is_left and self._step.is_done:
-            return max(self.cursor, self._batch_end)
-        return self.cursor
+        """The sample that comes next, after the step at hand if it counts."""
+        return self.cursor if self._end_of_done is None else max(self.cursor, self._end_of_done)
+
+    @property
+    def _end_of_done(self) -> int | None:
+        """Where the batch in hand ends, if its step counts."""
+        return self._batch_end if self._step.is_done else None
 
     def leave(self) -> None:
         """End the last step of a loop that was left, if its batch made one."""
@@ -202,31 +332,56 @@ class Loader:
         self._batch_end = None
         self._step.drop()
 
-    def leave_epoch(self) -> None:
-        """Begin the next epoch, if the last loop was left in the middle of this one."""
-        if self._was_left and self.cursor:
-            self.epoch, self.cursor = self.epoch + 1, 0
-        self._was_left = False
+    def end_loop(self) -> None:
+        """The script has left its loop for good; it may not have asked for the end of the data."""
+        self.leave()
+        loop = self._loop
+        if loop.is_over:
+            return
+        num_void = self._step.num_void - loop.num_void_before
+        if loop.epoch == self.epoch and self._is_over:
+            self._finish(loop)
+        elif num_void and loop.num_ended >= len(self):
+            raise EvenstepError(
+                f"this loop took {loop.num_ended} batches of epoch {loop.epoch}, but "
+                f"{num_void} of them had to be repeated because a worker was lost, so the "
+                "epoch is not complete. Let the loader say when it is: `for batch in loader`, or "
+                "`for i, batch in session.enumerate(loader)`."
+            )
+        loop.is_over = True
 
     def _end_step(self) -> None:
         """The loop is done with the batch in hand."""
         assert self._batch_end is not None
         end, self._batch_end = self._batch_end, None
+        self._loop.num_ended += 1
         self._step.end()
         if self._step.number > self._step.batch.step:
-            self.cursor = max(self.cursor, end)  # an adopted state may be further
+            # An adopted state may be further.
+            self.cursor, self._index = max(self.cursor, end), max(self._index, self._loop.index + 1)
+
+    # The position in the data, handed over to joiners and kept in checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the data."""
-        return {**self._definition(), "epoch": self.epoch, "cursor": self._next_sample}
+        """The position in the data, after the step at hand if it counts."""
+        loop = self._loop
+        if loop.is_left:  # the next loop begins an epoch
+            position = {"epoch": self.next_epoch, "cursor": 0, "index": 0}
+        else:
+            index = self._index + (self._end_of_done is not None)
+            position = {"epoch": self.epoch, "cursor": self._next_sample, "index": index}
+        return {**self._definition(), **position, "in_loop": not (loop.is_over or loop.is_left)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position. Refuses one in another order or of another batch size."""
-        theirs = {name: value for name, value in state.items() if name not in ("epoch", "cursor")}
+        theirs = {name: value for name, value in state.items() if name not in POSITION}
         mine = self._definition()
         if theirs != mine:
             raise ConfigError("loader", f"was {theirs} when the run began, and is {mine} now")
         self.epoch, self.cursor = state["epoch"], state["cursor"]
+        size = self.batch.size or self.cursor or 1
+        self._index = state.get("index", self.cursor // size)  # older checkpoints have none
+        self._others_in_loop = state.get("in_loop", True)
 
     def _definition(self) -> dict[str, Any]:
         batch = self.batch

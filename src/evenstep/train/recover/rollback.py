@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from evenstep.train.comm.cards import card_random, set_card_random
 from evenstep.train.recover.flatten import unflatten
 from evenstep.train.recover.state import TrainingState
+from evenstep.train.recover.undo import UndoRegistered, UndoScheduler
 from evenstep.train.step import Step
 
 KNOWN_BATCHES = 1000  # after which a script has shown whether it alternates
@@ -67,7 +67,8 @@ class Rollback:
         self._scalers = [obj for obj in objects if isinstance(obj, GradScaler)]
         self._saved_scalers: list[Any] = []
         self._saved_grads: list[torch.Tensor | None] = []
-        self._saved_registered: list[tuple[Any, Any]] = []  # objects and their states
+        self._schedulers = [UndoScheduler(obj) for obj in objects if isinstance(obj, LRScheduler)]
+        self._registered: dict[str, UndoRegistered] = {}
         self._saved_everything: tuple[bytes, list[torch.Tensor]] | None = None
         self._save_random()
         self._version = 0
@@ -87,8 +88,23 @@ class Rollback:
             self._saved_grads = [None if p.grad is None else p.grad.clone() for p in self._params]
         self._save_random()
         self._version = self._count_changes()
-        self._saved_everything, self._saved_registered = None, []
+        self._saved_everything = None
+        self._find_registered()
+        for undo in self._undoes:
+            undo.begin_step()
         self.alternation.begin_batch()
+
+    def _find_registered(self) -> None:
+        """Optimizers are skipped in a void step; the others have their own ways."""
+        handled = (torch.optim.Optimizer, LRScheduler, GradScaler)
+        for name, obj in self._stateful.items():
+            if name not in self._registered and not isinstance(obj, handled):
+                self._registered[name] = undo = UndoRegistered(name, obj)
+                undo.begin_step()
+
+    @property
+    def _undoes(self) -> list[UndoScheduler | UndoRegistered]:
+        return [*self._schedulers, *self._registered.values()]
 
     def _save_random(self) -> None:
         self._random, self._card_random = torch.get_rng_state(), None
@@ -116,15 +132,10 @@ class Rollback:
         return sum(p._version for p in self._params)
 
     def step_is_void(self) -> None:
-        """From here on, undo what the rest of the loop does to registered objects too.
-
-        Weight averages and the like are updated after the backward pass, so saving them now, when
-        the loss of a worker is noticed, is early enough.
-        """
-        # Optimizers and schedulers are skipped, and scalers are saved in every step.
-        handled = (torch.optim.Optimizer, LRScheduler, GradScaler)
-        registered = [obj for obj in self._stateful.values() if not isinstance(obj, handled)]
-        self._saved_registered = [(obj, copy.deepcopy(obj.state_dict())) for obj in registered]
+        """From here on, undo what the rest of the loop does to registered objects too."""
+        self._find_registered()  # the script may have registered one in this batch
+        for undo in self._registered.values():
+            undo.step_is_void(self._step.number)
 
     def restore(self) -> None:
         """Return to where the step at hand began; the loop may go on and change it again.
@@ -148,8 +159,8 @@ class Rollback:
             param.grad = None if grad is None else grad.clone()
         for scaler, saved in zip(self._scalers, self._saved_scalers, strict=True):
             scaler.load_state_dict(saved)
-        for obj, saved in self._saved_registered:
-            obj.load_state_dict(copy.deepcopy(saved))  # it may keep what it is given
+        for undo in self._undoes:
+            undo.restore()
         torch.set_rng_state(self._random)
         set_card_random(self._device, self._card_random)
 

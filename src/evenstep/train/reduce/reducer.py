@@ -302,12 +302,12 @@ class Reducer:
             except GroupGoneError as e:
                 self._on_lost(e)
         if self._step.is_void:
-            self._fill_missing()
+            self.fill_missing()
         if self.after is not None:
             self.after()
 
-    def _fill_missing(self) -> None:
-        """Give every parameter some gradient: the rest of a void step's loop may look at it."""
+    def fill_missing(self) -> None:
+        """Give every parameter some gradient: the rest of the loop's body may look at it."""
         for param, (bucket, index) in self._index_of.items():
             if param.grad is None:
                 view = bucket.views[index]

@@ -131,7 +131,7 @@ class CatchUp:
             step.adopt()
             self._preallocation.filled()
         self._last_sum = newest.share_last_sum(group, self._last_sum)
-        step.num_reduced = max(newest.position.steps, step.num_done)
+        step.num_reduced = max(newest.position.steps, step.num_taken)
         step.num_sums, self._has_state = newest.position.sums, True
         return newest.position.has_state
 

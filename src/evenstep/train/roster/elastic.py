@@ -73,6 +73,7 @@ class ElasticRoster:
         self._tracker.interrupt = self._interrupt.send
         self._lost_group = False  # and there is no other yet
         self._move_to = 0  # the generation to enter at the end of this step
+        self._is_overtaken = False  # this worker's state is of others that are ahead of its script
         self._failed = self._has_entered = False
         # Else Python's exit takes a second of CPU time to free torch's objects one by one.
         atexit.register(gc.freeze)
@@ -148,6 +149,7 @@ class ElasticRoster:
         """Repeat a void step with the survivors, or make the change that the leader passed on."""
         tracker, step = self._tracker, self._job.step
         tracker.check_membership()  # a worker that trains alone never waits, and would not notice
+        self._rejoin()
         if self._lost_group or tracker.newest > self.generation:  # a step begun now would be void
             self._regroup(may_rest=in_loop)
         if step.is_void:
@@ -159,13 +161,32 @@ class ElasticRoster:
             if move_to > self.generation:
                 self._regroup(move_to, may_rest=in_loop)
         self.is_late = False
-        if self._saver.is_due:
+        if step.phase is Phase.ADOPTED:  # in the middle of a batch: others may be further on in it
+            self._overtake()
+        elif self._saver.is_due:
             self._saver.save()
         return self.generation
 
     def fall_behind(self) -> None:
         """Until this worker's loop is in the others' epoch, its sums are of its own values."""
         self.is_late = True
+        self._overtake()
+
+    def _overtake(self) -> None:
+        """Discard what the script does until it is where the workers are whose state this is."""
+        log.info("others are further on in the script, at step %d", self._job.step.number)
+        self._is_overtaken = True
+        self._rollback.begin_step()
+        self._rollback.step_is_void()
+        self._job.model.reducer.fill_missing()
+        self._job.step.overtake()
+
+    def _rejoin(self) -> None:
+        """The script is where the others are: undo what it did on the way."""
+        if self._is_overtaken:
+            self._is_overtaken = False
+            self._rollback.finish()
+            self._job.step.rejoin()
 
     def finish_epoch(self) -> None:
         """Nobody goes on before all have the epoch's last step; workers behind get it here."""
@@ -182,7 +203,8 @@ class ElasticRoster:
     def _is_reduced(self) -> bool:
         """Whether all workers have reduced the last backward pass of the batch in hand."""
         step = self._job.step
-        return step.num_reduced > step.number and not self._rollback.alternation.expected
+        reduced = step.has_batch and step.num_reduced > step.batch.step
+        return reduced and not self._rollback.alternation.expected
 
     def move_on(self, num: int) -> None:
         """Move on by so many generations at the end of this step."""
@@ -204,6 +226,7 @@ class ElasticRoster:
                 step.number,
             )
             return values
+        self._rejoin()
         if self._lost_group:
             self._regroup()  # first: workers ahead may have taken sums that this one has not
         wanted = step.num_sums + 1
@@ -356,7 +379,8 @@ class ElasticRoster:
         # A void step stays unfinished until the next batch: its forward pass may have updated
         # buffers after the group was lost.
         if interrupts or step.has_batch or step.is_void:
-            kept = step.phase is not Phase.ADOPTED and not self._is_reduced and rollback.is_possible
+            adopted = step.phase in (Phase.ADOPTED, Phase.OVERTAKEN)
+            kept = not adopted and not self._is_reduced and rollback.is_possible
             if interrupts:
                 kept = kept and step.phase is Phase.FETCHED and rollback.keeps_parameters
             if not kept:
@@ -394,6 +418,7 @@ class ElasticRoster:
     def leave(self) -> None:
         """Finish the last checkpoint, report done, and disconnect from the coordinator."""
         control, step = self._tracker.control, self._job.step
+        self._rejoin()
         if step.is_void:
             self._rollback.finish()
             step.retry()

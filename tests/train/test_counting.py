@@ -1,0 +1,187 @@
+"""Loops that count batches: right by the session's own numbers, refused where they would not be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from evenstep.errors import ConfigError, EvenstepError
+from evenstep.launch.environment import CoordinatorAddress, StaticRank
+from evenstep.train.join import elastic_session, fixed_session
+from evenstep.train.session import Session
+from tests.coordinate.hosted import hosted
+from tests.train.ranks import run_ranks
+from tests.train.test_left import BATCH, NUM, Training
+
+Loop = Callable[[Training], None]
+
+
+def in_a_run(folder: Path, loop: Loop) -> None:
+    """Train as the only worker of a run that others may join."""
+    with hosted(folder) as run:
+        where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
+        with elastic_session(where) as session:
+            loop(Training(session))
+
+
+def accumulate(training: Training, batches: Any, num: int = 3) -> None:
+    for i, batch in batches:
+        torch.nn.functional.mse_loss(training.net(batch[0]), batch[1]).backward()
+        if (i + 1) % num == 0:
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+
+
+def by_builtin(training: Training) -> None:
+    for _ in range(2):
+        accumulate(training, enumerate(training.loader))
+
+
+def by_session_enumerate(training: Training) -> None:
+    for _ in range(2):
+        accumulate(training, training.session.enumerate(training.loader))
+
+
+def by_session_step(training: Training) -> None:
+    for _ in range(2):
+        for batch in training.loader:
+            torch.nn.functional.mse_loss(training.net(batch[0]), batch[1]).backward()
+            if training.session.step % 3 == 0:
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+
+
+def every_batch(training: Training) -> None:
+    for batch in training.loader:
+        training.step(batch)
+
+
+def when_the_loss_is_low(training: Training) -> None:
+    """Batches are left out irregularly, by what they are."""
+    for batch in training.loader:
+        training.optimizer.zero_grad()
+        torch.nn.functional.mse_loss(training.net(batch[0]), batch[1]).backward()
+        if training.loader.index in (0, 2, 3, 5):
+            training.optimizer.step()
+
+
+def test_a_loop_that_counts_batches_by_itself_is_refused_in_an_elastic_run(tmp_path: Path) -> None:
+    with pytest.raises(EvenstepError, match=r"every 3 batches.*session\.enumerate"):
+        in_a_run(tmp_path / "run", by_builtin)
+
+
+@pytest.mark.parametrize(
+    "loop", [by_session_enumerate, by_session_step, every_batch, when_the_loss_is_low]
+)
+def test_loops_that_count_rightly_or_not_at_all_are_not_refused(tmp_path: Path, loop: Loop) -> None:
+    in_a_run(tmp_path / "run", loop)
+
+
+def test_a_fixed_roster_repeats_no_batch_so_any_count_is_right() -> None:
+    with fixed_session(StaticRank()) as session:
+        by_builtin(Training(session))
+
+
+def test_batches_are_numbered_within_their_epoch() -> None:
+    def body(session: Session) -> list[int]:
+        training, numbers = Training(session), []
+        for _ in range(2):
+            for i, batch in session.enumerate(training.loader, start=1):
+                training.step(batch)
+                numbers.append(i)
+        return numbers
+
+    assert run_ranks(2, body) == [[1, 2, 3, 4, 5, 6] * 2] * 2
+
+
+def test_windows_have_so_many_batches_and_fewer_at_the_end_of_an_epoch() -> None:
+    def body(session: Session) -> list[tuple[int, int]]:
+        training, sizes = Training(session), []
+        for _ in session.epochs(2):
+            for window in session.accumulate(training.loader, 4):
+                num = 0
+                for batch in window:
+                    training.step(batch)
+                    num += 1
+                sizes.append((len(window), num))
+        return sizes
+
+    assert run_ranks(2, body) == [[(4, 4), (2, 2)] * 2] * 2
+
+
+def test_steps_are_counted_from_their_backward_pass_on() -> None:
+    with fixed_session(StaticRank()) as session:
+        training = Training(session)
+        for i, batch in enumerate(training.loader):
+            assert (session.step, session.samples) == (i, i * BATCH)
+            training.step(batch)
+            assert (session.step, session.samples) == (i + 1, (i + 1) * BATCH)
+
+
+def test_an_optimizer_that_steps_on_one_rank_only_is_refused() -> None:
+    def body(session: Session) -> None:
+        training = Training(session)
+        for batch in training.loader:
+            torch.nn.functional.mse_loss(training.net(batch[0]), batch[1]).backward()
+            if session.is_leader or session.step != 3:
+                training.optimizer.step()
+
+    with pytest.raises(EvenstepError, match=r"in step 2: 1 on rank 0, 0 on rank 1"):
+        run_ranks(2, body)
+
+
+# As a DataLoader.
+
+
+def test_a_loader_has_what_scripts_ask_of_a_data_loader() -> None:
+    with fixed_session(StaticRank()) as session:
+        loader = Training(session, drop_last=True).loader
+        assert (len(loader), loader.batch_size, len(loader.dataset)) == (NUM // BATCH, BATCH, NUM)
+        assert (loader.drop_last, loader.num_workers) == (True, 0)
+
+
+def test_the_length_is_known_before_the_first_batch_of_a_run(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
+        with elastic_session(where) as session:
+            loader = session.loader(TensorDataset(torch.zeros(50, 2)), batch=8)
+            assert len(loader) == 7
+
+
+def test_the_length_is_refused_while_it_depends_on_workers_to_come(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
+        with elastic_session(where) as session:
+            loader = session.loader(TensorDataset(torch.zeros(50, 2)), per_worker=8, limit=16)
+            with pytest.raises(ConfigError, match="not known before the first one"):
+                len(loader)
+
+
+def test_set_epoch_names_the_epoch_that_follows() -> None:
+    def body(session: Session, epochs: list[int]) -> list[int]:
+        training = Training(session)
+        for epoch in epochs:
+            training.loader.sampler.set_epoch(epoch)
+            for batch in training.loader:
+                training.step(batch)
+        return training.seen
+
+    with fixed_session(StaticRank()) as session:
+        seen = body(session, [0, 1, 4])
+        order = session._job.loader.order
+        assert seen == [i for e in (0, 1, 4) for i in order.permutation(e).tolist()]
+    with fixed_session(StaticRank()) as session, pytest.raises(ConfigError, match="growing"):
+        body(session, [0, 0])
+
+
+def test_a_loop_that_fetches_ahead_is_told_how_to() -> None:
+    with fixed_session(StaticRank()) as session:
+        batches = iter(Training(session).loader)
+        next(batches)
+        with pytest.raises(EvenstepError, match="a loop that fetches ahead leaves that to the"):
+            next(batches)
