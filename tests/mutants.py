@@ -56,9 +56,9 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "recover/rollback.py",
-        "copy.deepcopy(obj.state_dict())) for obj in registered]",
-        "copy.deepcopy(obj.state_dict())) for obj in ()]",
-        "tests/train/test_void.py",
+        "            undo.step_is_void(self._step.number)\n",
+        "            pass\n",
+        "tests/train/recover/test_rollback.py",
     ),
     Mutant(
         TRAIN + "recover/rollback.py",
@@ -74,9 +74,21 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "optimizers.py",
-        "        if step.is_void:\n            return None\n",
+        "        if step.is_discarded:\n            return None\n",
         "",
         f"{RECOVERY} -k bucket",
+    ),
+    Mutant(
+        TRAIN + "optimizers.py",
+        "        if step.is_discarded:\n",
+        "        if step.is_void:\n",
+        "tests/faults/test_loops.py -k miss_a_result",
+    ),
+    Mutant(
+        TRAIN + "exchange.py",
+        "            _check_updates(step.number, reports)\n",
+        "            pass\n",
+        "tests/train/test_counting.py",
     ),
     Mutant(
         TRAIN + "recover/rollback.py",
@@ -129,8 +141,8 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "data/loader.py",
-        "            if self.epoch != epoch:",
-        "            if False:",
+        "        if self.epoch != loop.epoch:\n",
+        "        if False:\n",
         f"{SCALING} -k spare",
     ),
     # Gradients and data.
@@ -148,14 +160,14 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "data/loader.py",
-        "            self.cursor = max(self.cursor, end)",
-        "            self.cursor += end - self.cursor - (self.cursor > 0)",
+        "            self.cursor, self._index = max(self.cursor, end),",
+        "            self.cursor, self._index = end - (self.cursor > 0),",
         f"{RECOVERY} -k forward",
     ),
     Mutant(
         TRAIN + "data/loader.py",
-        "            if generation != cut_for:",
-        "            if not cut_for:",
+        "            if generation != loop.cut_for:",
+        "            if not loop.cut_for:",
         f"{RECOVERY} -k forward",
     ),
     Mutant(
