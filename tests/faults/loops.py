@@ -132,6 +132,27 @@ def attempts(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module
     return model
 
 
+def contrastive(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """A loss over all pairs of the batch's samples."""
+    model = net()
+    install_faults(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    session.prepare(model, optimizer)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    for _ in session.epochs(hold.num_epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            faults.at("forward")
+            out = session.gather(model(x))
+            faults.at("gathered")
+            loss = (out - out.T).square().mean() + (out - session.gather(y)).square().mean()
+            faults.at("backward")
+            loss.backward()
+            faults.at("reduced")
+            optimizer.step()
+    return model
+
+
 def plain_epochs(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     """Epochs by `range`, a schedule that steps with each, and a sum; as if nobody ever joined."""
     model = net()
@@ -346,6 +367,7 @@ LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "numbered": numbered,
     "in_windows": in_windows,
     "attempts": attempts,
+    "contrastive": contrastive,
     "plain_epochs": plain_epochs,
     "miscounted": miscounted,
     "alternate": alternate,

@@ -22,6 +22,11 @@ CASES: list[tuple[str, tuple[Fault, ...]]] = [  # in sequence; six workers at th
     ("in_windows", (("rank3", "backward", 9), ("rank2", "stepped", 19), ("leader", "bucket", 22))),
     ("attempts", (("rank3", "bucket", 7), ("leader", "bucket", 14), ("rank3", "bucket", 29))),
     ("attempts", (("leader", "reduced", 9), ("rank2", "stepped", 19), ("rank3", "reduced", 22))),
+    ("contrastive", (("rank3", "gathered", 7), ("leader", "bucket", 14), ("rank3", "forward", 29))),
+    (
+        "contrastive",
+        (("rank3", "backward", 0), ("rank2", "forward", 9), ("leader", "gathered", 22)),
+    ),
     ("alternate", (("leader", "backward", 0), ("rank3", "forward", 14), ("rank3", "stepped", 22))),
     ("alternate", (("rank3", "backward", 7), ("rank2", "bucket", 14), ("leader", "reduced", 22))),
     ("sums", (("rank3", "forward", 7), ("leader", "summed", 14), ("rank3", "bucket", 22))),

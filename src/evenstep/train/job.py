@@ -16,6 +16,7 @@ from evenstep.train.data.loader import Loader
 from evenstep.train.exchange import pulse_size
 from evenstep.train.measure.meter import Meter
 from evenstep.train.plan.plans import LrScale, Plans
+from evenstep.train.reduce.gather import FeatureGroup
 from evenstep.train.reduce.loss_scale import LossScale
 from evenstep.train.reduce.norm_layers import NormLayers
 from evenstep.train.reduce.reducer import Reducer
@@ -57,6 +58,7 @@ class Job:
         self.loss_scale = LossScale()
         self.stateful: dict[str, Any] = {}  # optimizers, schedulers, registered objects, by name
         self.num_epochs = 0  # 0: the script has not said
+        self.features: FeatureGroup  # of the present generation
         self._model: Model | None = None
         self._loader: Loader | None = None
 
@@ -127,6 +129,9 @@ class Job:
         if model.norms.needs_group:
             model.norms.connect(join("norm"), self.step, on_wait, on_lost)
         model.norms.warn_if_local(control.rank, control.world)
+        self.features = FeatureGroup(
+            self.step, control.world, lambda: join("features"), on_wait, on_lost
+        )
 
     def plain_state(self) -> dict[str, Any]:
         """Everything of the training state but tensors of the model and of stateful objects."""

@@ -332,6 +332,22 @@ class Session:
             self._job.model.meter.waited(time.perf_counter() - began_s)
         return summed.to(tensor.device)
 
+    def gather(self, features: torch.Tensor) -> torch.Tensor:
+        """The features of the whole batch, a row for each sample, on every worker.
+
+        For losses over pairs of samples (SimCLR, CLIP): gradients flow back to the workers that the
+        rows come from, so the step is that of one process, whether each worker computes the loss of
+        the whole batch or the mean loss of its own rows against all. All workers must call it at
+        the same points of a step. The rows of this worker begin at `session.first_row`.
+        """
+        self._check_open("session.gather")
+        return self._job.features.gather(features, is_weighted=self._job.loader.is_weighted)
+
+    @property
+    def first_row(self) -> int:
+        """Where this worker's samples begin among those of the whole batch."""
+        return self._step.batch.begin
+
     def evaluation(
         self, dataset: Any, *, batch_size: int, shuffle: bool = False, **options: Any
     ) -> DataLoader[Any]:

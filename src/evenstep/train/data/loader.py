@@ -54,7 +54,13 @@ class ShareSampler(Sampler[list[int]]):
             low, high = ranges[self.rank]
             position = epoch * order.length + begin
             batches.append(
-                Batch(step=step, samples=high - low, total=end - begin, position=position)
+                Batch(
+                    step=step,
+                    samples=high - low,
+                    begin=low if high > low else 0,  # a stand-in is the batch's first sample
+                    total=end - begin,
+                    position=position,
+                )
             )
             share = permutation[begin + low : begin + high]
             yield (share if len(share) else permutation[begin : begin + 1]).tolist()
@@ -180,6 +186,11 @@ class Loader:
     def num_used(self) -> int:
         """Samples of the whole job that are used, including those of the step at hand."""
         return self.epoch * self.order.length + self._next_sample
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether a worker's mean loss counts for something else than its samples."""
+        return self._weight is not None
 
     @property
     def index(self) -> int:
