@@ -48,9 +48,10 @@ def environment_of(*args: str | Path) -> dict[str, Any]:
 def test_the_certificate_of_a_run_is_passed_to_the_worker(tmp_path: Path, script: Path) -> None:
     with hosted(tmp_path / "run", tls=True) as run:
         env = environment_of(tmp_path / "run", script)
-    assert env["EVENSTEP_TOKEN"].split() == (tmp_path / "run" / "token").read_text().split()
-    assert env["EVENSTEP_TOKEN"].split() == [run.token, run.fingerprint]
-    assert env["EVENSTEP_COORDINATOR"] == run.address
+        assert Path(env["EVENSTEP_TOKEN_FILE"]).read_text().split() == [run.token, run.fingerprint]
+        assert env["EVENSTEP_COORDINATOR"] == run.address
+        elsewhere = environment_of("--token-file", tmp_path / "run" / "token", run.address, script)
+        assert elsewhere["EVENSTEP_TOKEN"].split() == [run.token, run.fingerprint]
 
 
 def test_a_worker_gets_its_address_unless_it_is_loopback(tmp_path: Path, script: Path) -> None:
