@@ -153,6 +153,94 @@ def contrastive(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Mod
     return model
 
 
+class Columns(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A long series in 24 columns: sample `time * 24 + column` is one piece of a column."""
+
+    def __init__(self) -> None:
+        rng = torch.Generator().manual_seed(1)
+        self.x = torch.randn(BATCH, SAMPLES // BATCH, 5, 8, generator=rng, dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        time, column = divmod(index, BATCH)
+        piece = self.x[column, time]
+        return piece, piece.cumsum(0).tanh()
+
+
+class ColumnStates:
+    """The hidden state of every column, on every worker: shares change, and columns move."""
+
+    def __init__(self, size: int) -> None:
+        self.states = torch.zeros(BATCH, size, dtype=torch.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"states": self.states}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.states = state["states"]
+
+
+def columns(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Truncated backpropagation through time: each column's state goes on from step to step."""
+    model = nn.ModuleList([nn.GRU(8, 8, batch_first=True), Ballast()]).double()
+    install_faults(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    session.prepare(model, optimizer)
+    hidden = ColumnStates(8)
+    session.register("hidden", hidden)
+    loader = session.loader(Columns(), batch=BATCH, shuffle=False)
+    for _ in session.epochs(hold.num_epochs):
+        for i, (x, y) in session.enumerate(loader):
+            faults.at("forward")
+            if i == 0:
+                hidden.states = torch.zeros_like(hidden.states)
+            mine = hidden.states[session.first_row :][: len(x)]
+            out, last = model[0](model[1](x), mine[None])
+            following = session.gather(last[0].detach())
+            optimizer.zero_grad()
+            faults.at("backward")
+            nn.functional.mse_loss(out, y).backward()
+            faults.at("reduced")
+            optimizer.step()
+            hidden.states = following
+            faults.at("stepped")
+    return model
+
+
+def rollouts(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """On-policy reinforcement learning: samples are seeds, and a batch is their episodes."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), Ballast(), nn.Linear(16, 2)).double()
+    install_faults(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    session.prepare(model, optimizer)
+
+    def play(seed: int) -> torch.Tensor:
+        """One episode: everything random in it follows from its seed."""
+        rng = torch.Generator().manual_seed(seed)
+        log_probs, reward = [], 0.0
+        for _ in range(4):
+            place = torch.randn(8, generator=rng, dtype=torch.float64)
+            probs = model(place).log_softmax(0)
+            action = int(torch.multinomial(probs.exp().detach(), 1, generator=rng))
+            log_probs.append(probs[action])
+            reward += float(place[0] > 0) == action
+        return -torch.stack(log_probs).sum() * reward
+
+    loader = session.loader(range(SAMPLES), batch=BATCH)
+    for _ in session.epochs(hold.num_epochs):
+        for seeds in loader:
+            faults.at("forward")
+            optimizer.zero_grad()
+            loss = torch.stack([play(int(seed)) for seed in seeds]).mean()
+            faults.at("backward")
+            loss.backward()
+            faults.at("reduced")
+            optimizer.step()
+    return model
+
+
 def plain_epochs(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     """Epochs by `range`, a schedule that steps with each, and a sum; as if nobody ever joined."""
     model = net()
@@ -368,6 +456,8 @@ LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "in_windows": in_windows,
     "attempts": attempts,
     "contrastive": contrastive,
+    "columns": columns,
+    "rollouts": rollouts,
     "plain_epochs": plain_epochs,
     "miscounted": miscounted,
     "alternate": alternate,

@@ -341,6 +341,14 @@ class Session:
         the same points of a step. The rows of this worker begin at `session.first_row`.
         """
         self._check_open("session.gather")
+        step = self._step
+        if not step.has_batch:
+            raise EvenstepError("session.gather needs a batch: call it in a loop over the loader")
+        if step.num_passes and not features.requires_grad:
+            raise EvenstepError(
+                "session.gather was called after the batch's backward pass. Call it before: if a "
+                "worker is lost afterwards the step stands, and its rows would be missing."
+            )
         return self._job.features.gather(features, is_weighted=self._job.loader.is_weighted)
 
     @property

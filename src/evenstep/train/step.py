@@ -93,6 +93,7 @@ class Step:
         self.grad_squared_norm = 0.0  # of the reduced gradient; 0: not measured
         self.measures_noise = False  # squared norms of gradients, for adaptive learning rates
         self.num_unused = 0  # batches whose gradients no optimizer step has used yet
+        self.num_passes = 0  # backward passes of the batch in hand
         self.num_updates = 0  # optimizer steps since the batch in hand was fetched
         self.last_updates = -1  # optimizer steps in the batch before; -1: this worker had none
         self.seconds = self.usual_s = 0.0  # that the last committed step took, and an EWMA of it
@@ -132,7 +133,7 @@ class Step:
         """Take a batch in hand, which the loop has asked for at `began_s`."""
         self.batch, self.reports, self._began_s = batch, [], began_s
         self.phase, self.has_batch, self._left_s = Phase.FETCHED, True, None
-        self.num_updates = 0
+        self.num_updates = self.num_passes = 0
         _notify(self.on_fetched)
 
     def reduced(self, reports: list[Report], by: Generation | None) -> None:

@@ -88,6 +88,8 @@ def test_rows_come_in_the_order_of_the_batch_and_must_be_one_a_sample() -> None:
             with pytest.raises(EvenstepError, match=f"got {len(x) + 1} rows for the {len(x)}"):
                 session.gather(torch.cat([x, x[:1]]))
             model(x[:, None].float()).mean().backward()
+            with pytest.raises(EvenstepError, match="Call it before"):
+                session.gather(x)
             optimizer.step()
         return seen
 

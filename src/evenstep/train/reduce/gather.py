@@ -42,20 +42,12 @@ class FeatureGroup:
 
     def gather(self, rows: Tensor, *, is_weighted: bool) -> Tensor:
         """The rows of the whole batch. `is_weighted`: workers count for more than their samples."""
-        batch = self._step.batch
-        if not self._step.has_batch:
-            raise EvenstepError("session.gather needs a batch: call it in a loop over the loader")
-        if len(rows) != max(1, batch.samples):
-            raise EvenstepError(
-                f"session.gather got {len(rows)} rows for the {max(1, batch.samples)} samples of "
-                "this worker's batch. Give one row for each sample, in the order of the batch; "
-                "gather several views one by one."
-            )
         if self._world == 1:
             return rows
+        batch = self._step.batch
         context = None if self._step.is_void else self._connected()
         if context is None or context.group is None:
-            return _place(rows, batch)  # the step is void: any numbers of the right shape will do
+            return place(rows, batch)  # the step is void: any numbers of the right shape will do
         part = batch.samples / batch.total
         if is_weighted:
             total = context.sum(torch.tensor([batch.weight], dtype=torch.float64), context.group)
@@ -93,7 +85,7 @@ class Gather(torch.autograd.Function):
     ) -> Tensor:
         ctx.context, ctx.group, ctx.batch, ctx.part = context, group, batch, part
         ctx.num_rows = len(rows)
-        return context.sum(_place(rows, batch), group)
+        return context.sum(place(rows, batch), group)
 
     @staticmethod
     @once_differentiable
@@ -106,8 +98,14 @@ class Gather(torch.autograd.Function):
         return own, None, None, None, None
 
 
-def _place(rows: Tensor, batch: Batch) -> Tensor:
+def place(rows: Tensor, batch: Batch) -> Tensor:
     """This worker's rows where they belong among those of all workers, and zeros elsewhere."""
+    if len(rows) != max(1, batch.samples):
+        raise EvenstepError(
+            f"session.gather got {len(rows)} rows for the {max(1, batch.samples)} samples of this "
+            "worker's batch. Give one row for each sample, in the order of the batch; gather "
+            "several views one by one."
+        )
     whole = rows.new_zeros(batch.total, *rows.shape[1:])
     whole[batch.begin : batch.begin + batch.samples] = rows[: batch.samples]
     return whole

@@ -296,6 +296,7 @@ class Reducer:
     def _finish(self) -> None:
         """The end of backward: reduce what is left, and wait for all all-reduces."""
         self._pass = None
+        self._step.num_passes += 1
         if not self._step.is_void:
             try:
                 self._reduce()
