@@ -13,6 +13,8 @@ from tests.faults.conftest import Alone
 
 LOOPS = Path(__file__).with_name("loops.py")
 
+LONG = pytest.mark.long
+
 CASES: list[tuple[str, tuple[Fault, ...]]] = [  # in sequence; six workers at the start
     ("accumulate", (("rank3", "backward", 7), ("leader", "bucket", 14), ("rank3", "reduced", 22))),
     ("accumulate", (("rank3", "bucket", 7), ("rank2", "stepped", 15), ("leader", "reduced", 22))),
@@ -43,7 +45,7 @@ CASES: list[tuple[str, tuple[Fault, ...]]] = [  # in sequence; six workers at th
 def case(i: int) -> Any:
     """Of each loop's two cases, the first runs in `make test`, the second in `make test-long`."""
     loop, faults = CASES[i]
-    marks = [pytest.mark.long] * (i % 2)
+    marks = [pytest.mark.long] * (i % 2 or loop == "rollouts")
     return pytest.param(loop, faults, marks=marks, id="-".join([loop, *(f[1] for f in faults)]))
 
 
@@ -60,7 +62,15 @@ def test_survivors_end_where_one_process_ends(
         assert all(same(result, expected) for result in run.results().values())
 
 
-@pytest.mark.parametrize("loop", ["numbered", "in_windows", "attempts", "sums"])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "in_windows",
+        "attempts",
+        pytest.param("numbered", marks=LONG),
+        pytest.param("sums", marks=LONG),
+    ],
+)
 def test_workers_that_miss_a_result_take_over_the_state_of_the_one_that_has_it(
     loop: str, tmp_path: Path, alone: Alone
 ) -> None:
@@ -81,7 +91,7 @@ def test_workers_that_miss_a_result_take_over_the_state_of_the_one_that_has_it(
             assert "others are further on in the script" in run.output()
 
 
-@pytest.mark.parametrize("step", [1, 6, 18])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=LONG), 6, pytest.param(18, marks=LONG)])
 def test_a_loop_that_miscounts_repeated_batches_is_refused(step: int, tmp_path: Path) -> None:
     """In its first window, in a later one, and in the short one at the end of an epoch."""
     faults = (("rank2", "backward", step),)
