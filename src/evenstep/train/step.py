@@ -82,6 +82,7 @@ class Step:
     def __init__(self) -> None:
         self.number = 0  # the step at hand, or the next one
         self.num_reduced = 0  # steps whose gradients this worker has reduced
+        self.reduced_in = 0  # the generation that reduced the last of them
         self.num_void = 0  # iterations of the script's loop that had to be repeated
         self.num_sums = 0  # other sums over all workers that it has completed
         self.phase = Phase.COMMITTED
@@ -145,6 +146,7 @@ class Step:
             self.num_unused += 1
         self.reports, self.reduced_by, self.is_between = reports, by, True
         self.num_reduced = self.number + 1
+        self.reduced_in = by.number if by is not None else 0
         if self.phase is not Phase.ADOPTED:
             self.phase = Phase.REDUCED
         _notify(self.on_reduced)

@@ -38,6 +38,14 @@ def test_the_highest_reduced_step_wins_and_all_ranks_that_have_it_are_sources() 
     assert (newest.position.has_state, newest.position.steps) == (True, 6)
 
 
+def test_a_step_that_two_generations_reduced_counts_as_in_the_later_one() -> None:
+    """A joiner whose join failed has step 5 of generation 7; the others repeated it in 8."""
+    later, earlier = (Position(has_state=True, steps=6, reduced_in=n) for n in (8, 7))
+    newest = compared([earlier, later, Position(has_state=True, steps=5, reduced_in=9), later])
+    assert newest.sources == (1, 3)
+    assert newest.position.reduced_in == 8
+
+
 def test_if_no_rank_has_a_state_the_leader_is_the_source() -> None:
     newest = compared([Position(), Position(), Position()])
     assert newest.sources == (0,)

@@ -73,13 +73,13 @@ class Rollback:
         self._save_random()
         self._version = 0
         self.num_unused_before = 0  # batches accumulated when the step at hand began
-        self._counts_before = 0, 0  # reduced steps and other sums
+        self._counts_before = 0, 0, 0  # reduced steps, who reduced the last one, and other sums
 
     def begin_step(self) -> None:
         """A batch is in hand: save what the forward pass is about to change."""
         step = self._step
         self.num_unused_before = step.num_unused
-        self._counts_before = step.num_reduced, step.num_sums
+        self._counts_before = step.num_reduced, step.reduced_in, step.num_sums
         if self._buffers:
             torch._foreach_copy_(self._saved_buffers, self._buffers)
         self._saved_scalers = [scaler.state_dict() for scaler in self._scalers]
@@ -145,7 +145,7 @@ class Rollback:
         """
         step = self._step
         step.num_unused = self.num_unused_before
-        step.num_reduced, step.num_sums = self._counts_before
+        step.num_reduced, step.reduced_in, step.num_sums = self._counts_before
         self._restore()
 
     @torch.no_grad()

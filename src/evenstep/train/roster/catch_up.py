@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 import torch
+from msgspec.structs import astuple
 
 from evenstep.errors import EvenstepError
 from evenstep.train.comm.group import Group
@@ -22,14 +23,15 @@ from evenstep.train.recover.rollback import Rollback
 from evenstep.train.recover.state import TrainingState
 from evenstep.train.roster.checkpointing import CheckpointSaver
 
-FIELDS = 5  # has_state, steps, sums, bytes of the last sum, whether gradients are unused
+FIELDS = 6  # those of Position, and whether gradients are unused
 
 
-class Position(msgspec.Struct, frozen=True, kw_only=True):
+class Position(msgspec.Struct, frozen=True):
     """Steps whose gradients this worker has reduced, and other sums that it has completed."""
 
     has_state: bool = False  # of the run
     steps: int = 0
+    reduced_in: int = 0  # the generation that reduced the last of them
     sums: int = 0
     sum_bytes: int = 0  # size of the last sum's result
 
@@ -57,19 +59,18 @@ class NewestState:
 def compare_positions(group: Group, own: Position, *, has_gradients: bool) -> NewestState:
     """Find the ranks with the newest state. All ranks of the group call this."""
     table = torch.zeros(group.world, FIELDS, dtype=torch.float64)
-    row = (own.has_state, own.steps, own.sums, own.sum_bytes, has_gradients)
-    table[group.rank] = torch.tensor(row, dtype=torch.float64)
+    table[group.rank] = torch.tensor((*astuple(own), has_gradients), dtype=torch.float64)
     rows = [tuple(map(int, row)) for row in group.sum(table).tolist()]
-    # If no rank has a state, all take the leader's fresh one.
-    furthest = max((row[1] for row in rows if row[0]), default=-1)
-    sources = tuple(r for r, row in enumerate(rows) if row[0] and row[1] == furthest) or (0,)
-    sums = max(rows[rank][2] for rank in sources)
-    missing_sum = tuple(rank for rank in sources if rows[rank][2] < sums)
-    holder = next(rank for rank in sources if rows[rank][2] == sums)
-    position = Position(
-        has_state=furthest >= 0, steps=max(0, furthest), sums=sums, sum_bytes=rows[holder][3]
-    )
-    unused = any(rows[rank][4] for rank in sources)
+    positions = [Position(bool(row[0]), *row[1:-1]) if row[0] else Position() for row in rows]
+    # A step that two generations reduced counts as the later one did: a joiner whose join failed
+    # may have the same step as the others, rounded differently. If no rank has a state, all take
+    # the leader's fresh one.
+    ages = [(p.steps, p.reduced_in) if p.has_state else (-1, -1) for p in positions]
+    newest = max(ages)
+    sources = tuple(r for r, age in enumerate(ages) if age == newest and newest[0] >= 0) or (0,)
+    position = max((positions[rank] for rank in sources), key=lambda p: p.sums)
+    missing_sum = tuple(rank for rank in sources if positions[rank].sums < position.sums)
+    unused = any(rows[rank][-1] for rank in sources)
     return NewestState(
         position=position, sources=sources, missing_sum=missing_sum, has_gradients=unused
     )
@@ -113,6 +114,7 @@ class CatchUp:
         own = Position(
             has_state=self._has_state and not state.torn,
             steps=step.num_reduced,
+            reduced_in=step.reduced_in,
             sums=step.num_sums,
             sum_bytes=len(self._last_sum),
         )
@@ -133,6 +135,7 @@ class CatchUp:
         self._last_sum = newest.share_last_sum(group, self._last_sum)
         step.num_reduced = max(newest.position.steps, step.num_taken)
         step.num_sums, self._has_state = newest.position.sums, True
+        step.reduced_in = newest.position.reduced_in
         return newest.position.has_state
 
     def _start_anew(self, rank: int, resume: str) -> None:
