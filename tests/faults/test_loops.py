@@ -28,6 +28,14 @@ CASES: list[tuple[str, tuple[Fault, ...]]] = [  # in sequence; six workers at th
     ("sums", (("rank3", "summed", 7), ("rank2", "reduced", 14), ("leader", "forward", 22))),
     ("break_early", (("rank3", "left", 8), ("leader", "bucket", 15), ("rank3", "backward", 20))),
     ("break_early", (("leader", "left", 8), ("rank3", "reduced", 15), ("leader", "stepped", 20))),
+    ("in_steps", (("rank3", "bucket", 7), ("leader", "bucket", 14), ("rank3", "reduced", 24))),
+    ("replaced", (("rank3", "backward", 7), ("leader", "bucket", 14), ("rank3", "bucket", 29))),
+    ("weighted", (("rank3", "bucket", 9), ("leader", "bucket", 19), ("rank3", "reduced", 25))),
+    (
+        "stream_steps",
+        (("rank3", "bucket", 3), ("leader", "bucket", 9), ("rank3", "stepped", 15)),
+    ),
+    ("streamed", (("rank3", "bucket", 9), ("leader", "bucket", 10), ("rank3", "reduced", 25))),
 ]
 
 
