@@ -132,3 +132,24 @@ def test_a_worker_that_joins_a_loop_over_plain_epochs_begins_in_the_runs_epoch(
         assert "the loop over epoch 0 has no batches: the run is in epoch" in run.output()
         expected = alone(*args, *run.epochs, script=LOOPS)
         assert all(same(result, expected) for result in run.results().values())
+
+
+@pytest.mark.parametrize("loop", ["weighted", "streamed"])
+def test_workers_that_join_or_resume_go_on_in_the_data_of_the_others(
+    loop: str, tmp_path: Path, alone: Alone
+) -> None:
+    args = ["--loop", loop, *HELD]
+    with Cluster(tmp_path, workers=3, restarts=1, args=args, script=LOOPS) as run:
+        status = run.until_training(3)
+        run.until_step(13)  # in the second epoch
+        run.signal("w1")
+        status = run.until_training(3, after=status["generation"])
+        run.until_step(status["step"] + 3)
+        run.ask("stop")
+        assert run.wait() == 0
+    with Cluster(tmp_path, workers=2, args=args, script=LOOPS) as run:
+        run.until_training(2)
+        assert run.finish() == 0
+        assert "resuming from step-" in run.output()
+        expected = alone(*args, *run.epochs, script=LOOPS)
+        assert all(same(result, expected) for result in run.results().values())

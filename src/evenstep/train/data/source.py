@@ -94,7 +94,7 @@ class Selection:
             raise ConfigError(
                 "dataset",
                 "is an iterator, which can be read once, but workers that join begin anew; give an "
-                "iterable whose __iter__ begins anew",
+                "iterable whose __iter__ begins anew, or a function of the epoch that returns one",
             )
         return Stream(stream, seed=self.seed, repeats=self.steps > 0)
 
@@ -113,7 +113,9 @@ def is_stream(dataset: Any) -> bool:
     """Whether samples can only be read one after the other."""
     if isinstance(dataset, IterableDataset | Readable):
         return True
-    return isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__")
+    return (isinstance(dataset, Iterable) or callable(dataset)) and not hasattr(
+        dataset, "__getitem__"
+    )
 
 
 def check_dataset(dataset: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,9 +26,10 @@ class Readable(Protocol):
 
 
 class Stream:
-    """The samples of an iterable. Those that may still be asked for are kept.
+    """The samples of an iterable, or of what a function of the epoch returns.
 
-    A new epoch is announced by `set_epoch(epoch)`, if the iterable has it, and a new `iter()`.
+    Those that may still be asked for are kept. A new epoch is announced by `set_epoch(epoch)`, if
+    the iterable has it, and a new `iter()`.
     Random numbers drawn while reading are seeded by the epoch, and leave the script's alone. If
     `repeats`, all passes are one epoch without end.
     """
@@ -111,7 +112,9 @@ class Stream:
         else:
             if hasattr(self._stream, "set_epoch"):
                 self._stream.set_epoch(number)
-            self._samples = iter(self._stream)
+            # Without __iter__ it is a function of the epoch.
+            is_iterable = isinstance(self._stream, Iterable)
+            self._samples = iter(self._stream if is_iterable else self._stream(number))
 
     def _skip_to(self, begin: int) -> None:
         self._begin = self._num_read
