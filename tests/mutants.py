@@ -129,8 +129,8 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "data/loader.py",
-        "            if self.epoch != epoch:",
-        "            if False:",
+        "        if self.epoch != loop.epoch:\n            loop.is_over = True",
+        "        if False:\n            loop.is_over = True",
         f"{SCALING} -k spare",
     ),
     # Gradients and data.
@@ -148,15 +148,57 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "data/loader.py",
-        "            self.cursor = max(self.cursor, end)",
-        "            self.cursor += end - self.cursor - (self.cursor > 0)",
+        "            self.cursor, self._index = max(self.cursor, end), ",
+        "            self.cursor, self._index = end - (self.cursor > 0), ",
         f"{RECOVERY} -k forward",
     ),
     Mutant(
         TRAIN + "data/loader.py",
-        "            if generation != cut_for:",
-        "            if not cut_for:",
+        "            if generation != loop.cut_for:",
+        "            if not loop.cut_for:",
         f"{RECOVERY} -k forward",
+    ),
+    Mutant(
+        TRAIN + "data/permutation.py",
+        "            low = low ^ (_mix(high ^ key) & low_mask)",
+        "            low = low ^ (_mix(low ^ key) & low_mask)",
+        "tests/train/data/test_permutation.py",
+    ),
+    Mutant(
+        TRAIN + "data/sampled.py",
+        "                part.generator = torch.Generator().manual_seed(seed)",
+        "                pass",
+        "tests/train/data/test_sampled.py",
+    ),
+    Mutant(
+        TRAIN + "data/stream.py",
+        "        while epoch == self._epoch and self._kept and self._begin < begin:",
+        "        while epoch == self._epoch and self._kept and self._begin <= begin:",
+        "tests/train/data/test_stream.py",
+    ),
+    Mutant(
+        TRAIN + "data/stream.py",
+        "        with self._random.installed():\n            if begin",
+        "        if True:\n            if begin",
+        "tests/train/data/test_stream.py",
+    ),
+    Mutant(
+        TRAIN + "data/repeated.py",
+        "        first = epoch * self.length",
+        "        first = 0",
+        "tests/train/test_data.py",
+    ),
+    Mutant(
+        TRAIN + "data/loader.py",
+        '(digest := state.get("digest")) and',
+        "(digest := 0) and",
+        "tests/train/test_data.py",
+    ),
+    Mutant(
+        TRAIN + "exchange.py",
+        "            _refuse_data(step.number, reports)",
+        "            pass",
+        "tests/train/test_data.py",
     ),
     Mutant(
         TRAIN + "reduce/reducer.py",

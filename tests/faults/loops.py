@@ -253,12 +253,18 @@ def break_early(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Mod
 
 
 class Shards(IterableDataset[int]):
-    """Numbers of samples, shuffled in a buffer by torch's generator, as shards are."""
+    """Numbers of samples, shuffled in a buffer by torch's generator, as shards are.
+
+    The worker `other` finds other samples.
+    """
+
+    def __init__(self, other: str = "") -> None:
+        self.other = other
 
     def __iter__(self) -> Iterator[int]:
         buffer: list[int] = []
         for i in range(SAMPLES):
-            buffer.append(i)
+            buffer.append(i if self.other != NAME else -i)
             if len(buffer) > 50:
                 yield buffer.pop(int(torch.randint(len(buffer), ())))
         yield from buffer
@@ -400,7 +406,8 @@ LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "replaced": over(Numbers(SAMPLES), replacement=True),
     "weighted": over(Numbers(SAMPLES), sampler=WeightedRandomSampler(WEIGHTS, SAMPLES)),
     "streamed": over(Shards(), transform=Numbers(SAMPLES).__getitem__),
-    "stream_steps": over(Shards(), transform=Numbers(SAMPLES).__getitem__, steps=7),
+    "stream_steps": over(Shards(), transform=Numbers(SAMPLES).__getitem__, steps=7, num_workers=2),
+    "other_stream": over(Shards(other="w3"), transform=Numbers(SAMPLES).__getitem__),
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.testbed.live_run import HELD, Fault, same
+from bench.testbed.live_run import HELD, Fault, same, until
 
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
@@ -151,5 +151,18 @@ def test_workers_that_join_or_resume_go_on_in_the_data_of_the_others(
         run.until_training(2)
         assert run.finish() == 0
         assert "resuming from step-" in run.output()
+        expected = alone(*args, *run.epochs, script=LOOPS)
+        assert all(same(result, expected) for result in run.results().values())
+
+
+def test_a_joiner_whose_stream_differs_is_left_out(tmp_path: Path, alone: Alone) -> None:
+    args = ["--loop", "other_stream", *HELD]
+    with Cluster(tmp_path, workers=3, restarts=1, args=args, script=LOOPS) as run:
+        run.until_step(13)
+        run.signal("w1")  # its replacement is w3
+        until(lambda: "gives the samples of epoch" in run.output())
+        run.until_training(2)
+        assert run.finish() == 0
+        assert set(run.results()) == {"w0", "w2"}
         expected = alone(*args, *run.epochs, script=LOOPS)
         assert all(same(result, expected) for result in run.results().values())

@@ -153,6 +153,19 @@ def test_a_sampler_that_differs_between_ranks_is_refused_in_the_first_step() -> 
         run_ranks(3, body)
 
 
+def test_a_state_of_an_older_version_is_loaded() -> None:
+    """It names no order, and a checkpoint of it had one permutation drawn whole."""
+
+    def load(session: Session) -> int:
+        loader = session.loader(numbers(), batch=BATCH)
+        state = {"epoch": 2, "cursor": 8, "length": NUM, "seed": 0, "shuffle": True}
+        sizes = {"batch": BATCH, "per_worker": 0, "limit": 0, "drop_last": False}
+        loader.load_state_dict(state | sizes)
+        return session.samples
+
+    assert alone(load) == 2 * NUM + 8
+
+
 def test_a_state_of_another_samplers_order_is_refused() -> None:
     def loader(session: Session, shift: int) -> Any:
         session.prepare(net := made(), sgd(net))
@@ -161,6 +174,8 @@ def test_a_state_of_another_samplers_order_is_refused() -> None:
 
     state = alone(lambda s: loader(s, 0).state_dict())
     alone(lambda s: loader(s, 0).load_state_dict(state))
+    with pytest.raises(ConfigError, match=r"'order': 'by list'.*'order': ''.* now"):
+        alone(lambda s: s.loader(numbers(), batch=BATCH).load_state_dict(state))
     with pytest.raises(ConfigError, match="samples of epoch 0 in another order than the run"):
         alone(lambda s: loader(s, 1).load_state_dict(state))
 

@@ -133,7 +133,9 @@ def test_digests_tell_samples_and_lengths_apart() -> None:
     assert digest(Seekable(20)) == digest(Seekable(20)) != 0
     assert digest(Seekable(20)) != digest(Seekable(20), begin=4)
     assert digest(Seekable(7)) != digest(Seekable(8)) == digest(Seekable(9))  # of the next step
-    assert digest(Seekable(7), num=0) == 0
+    assert digest(Seekable(7), num=0) == 0  # nothing was used yet
+    assert digest(Seekable(7), begin=5, num=0) == digest(Seekable(9), begin=5, num=0)
+    assert len({digest(Seekable(7), begin=i, num=0) for i in (5, 6, 7)}) == 3
 
 
 @pytest.mark.parametrize("repeats", [False, True])

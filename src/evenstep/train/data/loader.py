@@ -378,9 +378,10 @@ class Loader:
         self.epoch, self.cursor = state["epoch"], state["cursor"]
         if (digest := state.get("digest")) and digest != self._digest_at(self.epoch, self.cursor):
             raise ConfigError(
-                "sampler",
-                f"gives the samples of epoch {self.epoch} in another order than the run has them. "
-                "It must depend on the epoch only; random numbers are seeded for it",
+                "loader",
+                f"its sampler or stream gives the samples of epoch {self.epoch} in another order "
+                "than the run has them. It must depend on the epoch only; random numbers are "
+                "seeded for it",
             )
         size = self.batch.size or self.cursor or 1
         self._index = state.get("index", self.cursor // size)  # older checkpoints have none

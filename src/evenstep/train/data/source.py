@@ -134,6 +134,8 @@ def check_options(options: dict[str, Any]) -> None:
             "give it as sampler=...: its order counts, and steps train on batch=... of it; its "
             "batches are the steps' if they have that size",
         )
+    if options.pop("sampler", None) is not None:  # that of an evaluation
+        raise ConfigError("sampler", "is evenstep's to choose; give a Subset of the dataset")
     if "batch_size" in options:
         raise ConfigError(
             "batch_size", "is evenstep's to choose; give the global batch as batch=..."

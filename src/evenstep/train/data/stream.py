@@ -62,8 +62,10 @@ class Stream:
         A stream that ends earlier on one worker is then noticed in its last step, while all still
         exchange something.
         """
-        if begin == end:
-            return 0
+        if begin == end:  # of the sample at a position that a run has reached
+            if begin == 0:
+                return 0  # do not begin to read for that
+            return small_digest(self.items(epoch, begin, self.end(epoch, begin, begin + 1)))
         num_next = self.end(epoch, begin, end + end - begin) - end
         return small_digest([digest(self._kept[begin - self._begin]), num_next])
 
