@@ -64,6 +64,10 @@ class Loader:
         **options: Any,
     ) -> None:
         check_options(options)
+        if not options.get("in_order", True):
+            raise ConfigError(
+                "in_order", "must be True: all workers train on the samples of the same step"
+            )
         self.order = selection.order_of(dataset)
         self.dataset = dataset
         self.batch = selection.batch

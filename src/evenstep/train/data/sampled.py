@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from functools import lru_cache
 from typing import Any
 
@@ -99,15 +99,13 @@ def _check(sampler: Any) -> None:
             "sampler", "is an iterator, which can be read once; give a sampler, or a list"
         )
     if isinstance(sampler, Iterable):
-        try:
-            len(sampler)  # type: ignore[arg-type]
-        except TypeError:
+        if not isinstance(sampler, Sized):  # it may have no end
             raise ConfigError(
                 "sampler",
                 "has no length: an epoch's order is drawn as a whole. Give it __len__, or a "
                 "function of the epoch that returns indices",
-            ) from None
-    elif not isinstance(sampler, Callable):  # type: ignore[arg-type]
+            )
+    elif not callable(sampler):
         raise ConfigError(
             "sampler",
             f"expected a sampler or a function of the epoch that returns indices, got {sampler!r}",

@@ -140,7 +140,3 @@ def check_options(options: dict[str, Any]) -> None:
         raise ConfigError(
             "batch_size", "is evenstep's to choose; give the global batch as batch=..."
         )
-    if not options.get("in_order", True):
-        raise ConfigError(
-            "in_order", "must be True: all workers train on the samples of the same step"
-        )
