@@ -23,8 +23,9 @@ from torch.utils.data import DataLoader
 import evenstep
 from bench.workloads import WORKLOADS, Workload
 from evenstep.emulate import DeviceCurve, line_up, own_throttle
-from evenstep.train.data.loader import ShareSampler
 from evenstep.train.data.order import Order
+from evenstep.train.data.permutation import shuffled
+from evenstep.train.data.share_sampler import ShareSampler
 
 Steps = Iterator[tuple[int, float]]
 """Samples of this rank and their mean loss, per step."""
@@ -60,7 +61,7 @@ def plain(work: Workload, args: argparse.Namespace, device: Device) -> Steps:
     shares = tuple(map(int, args.shares.split(",")))
     model = DistributedDataParallel(work.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=work.lr)
-    sampler = ShareSampler(Order(length=len(work.data)), lambda _: shares, rank)
+    sampler = ShareSampler(Order(shuffled(len(work.data), 0)), lambda _: shares, rank)
     loader = DataLoader(work.data, batch_sampler=sampler)
     factor = shares[rank] * world / sum(shares)
     while True:
@@ -109,7 +110,7 @@ def reducing(work: Workload, args: argparse.Namespace) -> list[float]:
 
 def alone(work: Workload, optimizer: torch.optim.Optimizer, size: int, num: int) -> list[float]:
     """Time steps of `size` samples on this worker alone, without reduction."""
-    sampler = ShareSampler(Order(length=len(work.data)), partial(_all_of, size), 0)
+    sampler = ShareSampler(Order(shuffled(len(work.data), 0)), partial(_all_of, size), 0)
     batches = iter(DataLoader(work.data, batch_sampler=sampler))
     ends_s = [time.monotonic()]
     for x, y in islice(batches, num):

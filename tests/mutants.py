@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "recover/rollback.py",
-        "        step.num_reduced, step.num_sums = self._counts_before\n",
+        "        step.num_reduced, step.reduced_in, step.num_sums = self._counts_before\n",
         "",
         "tests/train/recover/test_rollback.py",
     ),
@@ -111,13 +111,13 @@ MUTANTS = [
     # Workers that are behind get the state of those that are ahead.
     Mutant(
         TRAIN + "roster/catch_up.py",
-        "    furthest = max((row[1] for row in rows if row[0]), default=-1)",
-        "    furthest = min((row[1] for row in rows if row[0]), default=-1)",
+        "    newest = max(ages)",
+        "    newest = min(age for age in ages if age[0] >= 0 or max(ages)[0] < 0)",
         "tests/train/roster/test_catch_up.py",
     ),
     Mutant(
         TRAIN + "roster/catch_up.py",
-        "    missing_sum = tuple(rank for rank in sources if rows[rank][2] < sums)",
+        "    missing_sum = tuple(rank for rank in sources if positions[rank].sums < position.sums)",
         "    missing_sum = ()",
         "tests/train/roster/test_catch_up.py",
     ),
@@ -141,8 +141,8 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "data/loader.py",
-        "        if self.epoch != loop.epoch:\n",
-        "        if False:\n",
+        "        if self.epoch != loop.epoch:\n            loop.is_over = True",
+        "        if False:\n            loop.is_over = True",
         f"{SCALING} -k spare",
     ),
     # Gradients and data.
@@ -160,8 +160,8 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "data/loader.py",
-        "            self.cursor, self._index = max(self.cursor, end),",
-        "            self.cursor, self._index = end - (self.cursor > 0),",
+        "            self.cursor, self._index = max(self.cursor, end), ",
+        "            self.cursor, self._index = end - (self.cursor > 0), ",
         f"{RECOVERY} -k forward",
     ),
     Mutant(
@@ -169,6 +169,48 @@ MUTANTS = [
         "            if generation != loop.cut_for:",
         "            if not loop.cut_for:",
         f"{RECOVERY} -k forward",
+    ),
+    Mutant(
+        TRAIN + "data/permutation.py",
+        "            low = low ^ (_mix(high ^ key) & low_mask)",
+        "            low = low ^ (_mix(low ^ key) & low_mask)",
+        "tests/train/data/test_permutation.py",
+    ),
+    Mutant(
+        TRAIN + "data/sampled.py",
+        "                part.generator = torch.Generator().manual_seed(seed)",
+        "                pass",
+        "tests/train/data/test_sampled.py",
+    ),
+    Mutant(
+        TRAIN + "data/stream.py",
+        "        while epoch == self._epoch and self._kept and self._begin < begin:",
+        "        while epoch == self._epoch and self._kept and self._begin <= begin:",
+        "tests/train/data/test_stream.py",
+    ),
+    Mutant(
+        TRAIN + "data/stream.py",
+        "        with self._random.installed():\n            if begin",
+        "        if True:\n            if begin",
+        "tests/train/data/test_stream.py",
+    ),
+    Mutant(
+        TRAIN + "data/repeated.py",
+        "        first = epoch * self.length",
+        "        first = 0",
+        "tests/train/test_data.py",
+    ),
+    Mutant(
+        TRAIN + "data/loader.py",
+        '(digest := state.get("digest")) and',
+        "(digest := 0) and",
+        "tests/train/test_data.py",
+    ),
+    Mutant(
+        TRAIN + "exchange.py",
+        "            _refuse_data(step.number, reports)",
+        "            pass",
+        "tests/train/test_data.py",
     ),
     Mutant(
         TRAIN + "reduce/reducer.py",

@@ -114,7 +114,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 ALIKE = (
-    *("batch", "per_worker", "limit", "length", "seed", "shuffle", "drop_last"),
+    *("batch", "per_worker", "limit", "length", "seed", "shuffle", "drop_last", "order"),
     *("prefetched", "things", "disabled_scalers", "model"),
 )
 """Fields of `Ready` that must be equal on all workers of a run."""
@@ -141,10 +141,11 @@ class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
     batch: Count  # global; 0: `per_worker` for each worker, up to `limit`
     per_worker: Count = 0
     limit: Count = 0
-    length: Count  # of the dataset
+    length: Count  # of an epoch; 0: of a stream
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
+    order: Text = ""  # of the samples, in words, if not that of a permutation or of the dataset
     prefetched: Count
     things: Text = ""  # names of the stateful objects besides the model
     disabled_scalers: Text = ""  # names of the disabled GradScalers among them

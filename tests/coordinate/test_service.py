@@ -239,6 +239,7 @@ def test_the_first_in_rank_who_sees_the_runs_folder_writes_checkpoints(tmp_path:
     [
         ({"batch": 32}, "batch is 32 here, 64 in the run"),
         ({"length": 999}, "length is 999 here, 1000 in the run"),
+        ({"order": "with replacement"}, "order is with replacement here, none in the run"),
         ({"prefetched": 2}, "prefetched is 2 here, 0 in the run"),
         ({"model": "another"}, "model is another here, a model in the run"),
         ({"cores": -1.0}, "worker w1: cores: must be above 0, got -1.0"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from bench.testbed.train import NAME, Ballast, Faults, Hold, Numbers, install_faults
 from torch import nn
+from torch.utils.data import IterableDataset, WeightedRandomSampler
 
 import evenstep
 from evenstep.train.comm.group import WorkerLostError
@@ -360,6 +361,55 @@ def break_early(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Mod
     return model
 
 
+class Shards(IterableDataset[int]):
+    """Numbers of samples, shuffled in a buffer by torch's generator, as shards are.
+
+    The worker `other` finds other samples.
+    """
+
+    def __init__(self, other: str = "") -> None:
+        self.other = other
+
+    def __iter__(self) -> Iterator[int]:
+        buffer: list[int] = []
+        for i in range(SAMPLES):
+            buffer.append(i if self.other != NAME else -i)
+            if len(buffer) > 50:
+                yield buffer.pop(int(torch.randint(len(buffer), ())))
+        yield from buffer
+
+
+def over(dataset: Any, **options: Any) -> Callable[..., nn.Module]:
+    """A loop that accumulates two batches, over data in another order."""
+
+    def loop(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+        model = net()
+        install_faults(faults, model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        session.prepare(model, optimizer)
+        loader = session.loader(dataset, batch=BATCH, **options)
+        for _ in session.epochs(hold.num_epochs):
+            for window in session.accumulate(loader, 2):
+                for x, y in window:
+                    faults.at("forward")
+                    loss = nn.functional.mse_loss(model(x), y) / len(window)
+                    hold.step()
+                    faults.at("backward")
+                    loss.backward()
+                    faults.at("reduced")
+                optimizer.step()
+                optimizer.zero_grad()
+                faults.at("stepped")
+            if hold.is_over():
+                break
+        return model
+
+    return loop
+
+
+WEIGHTS = [1.0 + i % 5 for i in range(SAMPLES)]
+
+
 class SlowBackward(torch.autograd.Function):
     """In step 14, backward blocks until this worker hears of the lost one."""
 
@@ -464,6 +514,12 @@ LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "sums": sums,
     "break_early": break_early,
     "slow_backward": slow_backward,
+    "in_steps": over(Numbers(100), steps=10),
+    "replaced": over(Numbers(SAMPLES), replacement=True),
+    "weighted": over(Numbers(SAMPLES), sampler=WeightedRandomSampler(WEIGHTS, SAMPLES)),
+    "streamed": over(Shards(), transform=Numbers(SAMPLES).__getitem__),
+    "stream_steps": over(Shards(), transform=Numbers(SAMPLES).__getitem__, steps=7, num_workers=2),
+    "other_stream": over(Shards(other="w3"), transform=Numbers(SAMPLES).__getitem__),
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.testbed.live_run import HELD, Fault, same
+from bench.testbed.live_run import HELD, Fault, same, until
 
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
@@ -39,6 +39,14 @@ CASES: list[tuple[str, tuple[Fault, ...]]] = [  # in sequence; six workers at th
     ("sums", (("rank3", "summed", 7), ("rank2", "reduced", 14), ("leader", "forward", 22))),
     ("break_early", (("rank3", "left", 8), ("leader", "bucket", 15), ("rank3", "backward", 20))),
     ("break_early", (("leader", "left", 8), ("rank3", "reduced", 15), ("leader", "stepped", 20))),
+    ("in_steps", (("rank3", "bucket", 7), ("leader", "bucket", 14), ("rank3", "reduced", 24))),
+    ("replaced", (("rank3", "backward", 7), ("leader", "bucket", 14), ("rank3", "bucket", 29))),
+    ("weighted", (("rank3", "bucket", 9), ("leader", "bucket", 19), ("rank3", "reduced", 25))),
+    (
+        "stream_steps",
+        (("rank3", "bucket", 3), ("leader", "bucket", 9), ("rank3", "stepped", 15)),
+    ),
+    ("streamed", (("rank3", "bucket", 9), ("leader", "bucket", 10), ("rank3", "reduced", 25))),
 ]
 
 
@@ -141,5 +149,39 @@ def test_a_worker_that_joins_a_loop_over_plain_epochs_begins_in_the_runs_epoch(
         run.until_training(3, after=status["generation"])
         assert run.finish() == 0
         assert "the loop over epoch 0 has no batches: the run is in epoch" in run.output()
+        expected = alone(*args, *run.epochs, script=LOOPS)
+        assert all(same(result, expected) for result in run.results().values())
+
+
+@pytest.mark.parametrize("loop", ["weighted", "streamed"])
+def test_workers_that_join_or_resume_go_on_in_the_data_of_the_others(
+    loop: str, tmp_path: Path, alone: Alone
+) -> None:
+    args = ["--loop", loop, *HELD]
+    with Cluster(tmp_path, workers=3, restarts=1, args=args, script=LOOPS) as run:
+        status = run.until_training(3)
+        run.until_step(13)  # in the second epoch
+        run.signal("w1")
+        status = run.until_training(3, after=status["generation"])
+        run.until_step(status["step"] + 3)
+        run.ask("stop")
+        assert run.wait() == 0
+    with Cluster(tmp_path, workers=2, args=args, script=LOOPS) as run:
+        run.until_training(2)
+        assert run.finish() == 0
+        assert "resuming from step-" in run.output()
+        expected = alone(*args, *run.epochs, script=LOOPS)
+        assert all(same(result, expected) for result in run.results().values())
+
+
+def test_a_joiner_whose_stream_differs_is_left_out(tmp_path: Path, alone: Alone) -> None:
+    args = ["--loop", "other_stream", *HELD]
+    with Cluster(tmp_path, workers=3, restarts=1, args=args, script=LOOPS) as run:
+        run.until_step(13)
+        run.signal("w1")  # its replacement is w3
+        until(lambda: "gives the samples of epoch" in run.output())
+        run.until_training(2)
+        assert run.finish() == 0
+        assert set(run.results()) == {"w0", "w2"}
         expected = alone(*args, *run.epochs, script=LOOPS)
         assert all(same(result, expected) for result in run.results().values())

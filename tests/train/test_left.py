@@ -129,7 +129,7 @@ def test_the_next_loop_begins_the_next_epoch(leave: Leave, workers: int) -> None
             training.step(batch)
         assert (session.step, session.samples) == (sum(loops), len(loops) * NUM)
         order = training.loader.order
-        epochs = [order.permutation(e)[: num * BATCH].tolist() for e, num in enumerate(loops)]
+        epochs = [order.samples.items(e, 0, num * BATCH) for e, num in enumerate(loops)]
         return training.seen, [i for epoch in epochs for i in epoch], result(training.net)
 
     [(seen, expected, one)] = run_ranks(1, body, policy="uniform")

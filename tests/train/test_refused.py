@@ -54,8 +54,7 @@ class Endless(IterableDataset[int]):
     [
         (lambda s: s.loader(DATA, batch=65), "65 is more than the 64 samples of the dataset"),
         (lambda s: s.loader(DATA, batch=0), "batch: must be 1 or more, got 0"),
-        (lambda s: s.loader(Endless(), batch=8), "give a map-style dataset"),
-        (lambda s: s.loader(DATA, batch=8, sampler=None), "sampler: is evenstep's to choose"),
+        (lambda s: s.evaluation(Endless(), batch_size=8), "dataset: has no length"),
         (lambda s: s.loader(DATA, batch=8, in_order=False), "in_order: must be True"),
         (lambda s: s.loader(DATA, batch="8"), "batch: expected a whole number, 1 or more, got '8'"),
         (lambda s: s.loader(DATA, per_worker="8", limit=16), "per_worker: expected a whole number"),

@@ -56,6 +56,7 @@ class Exchange:
             grad_squared_norm=own_squared_norm,
             loss_scale=self._loss_scale.current(),
             num_updates=step.last_updates,
+            data_digest=float(step.batch.digest),
         )
         plan = self.planner.next(step.number + 1 + self.prefetched)
         num_pending = roster.backward_done()
@@ -70,6 +71,8 @@ class Exchange:
             check_scales(reports)
         if any(report.num_updates != reports[0].num_updates for report in reports):
             _check_updates(step.number, reports)
+        if any(report.data_digest != reports[0].data_digest for report in reports):
+            _refuse_data(step.number, reports)
         if plan is not None:
             self._plans.extend(plan)
         if num_pending:
@@ -90,6 +93,19 @@ def _check_updates(step: int, reports: Sequence[Report]) -> None:
             "by what all of them know, such as session.step or session.sum(loss), not by a counter "
             "or a loss of one worker."
         )
+
+
+def _refuse_data(step: int, reports: Sequence[Report]) -> None:
+    """Workers that find the data in different orders would use samples twice, or never."""
+    digests = [report.data_digest for report in reports]
+    usual = max(set(digests), key=digests.count)
+    others = ", ".join(str(rank) for rank, digest in enumerate(digests) if digest != usual)
+    raise EvenstepError(
+        f"in step {step} the sampler or stream of rank {others} gives other samples than those of "
+        "the other ranks. It must depend on the epoch only: not on the rank or the worker, the "
+        "clock, or what it gave before; random numbers are seeded for it. A stream must not be "
+        "split by rank: evenstep shares it out."
+    )
 
 
 def pulse_size(world: int) -> int:

@@ -17,8 +17,9 @@ from evenstep.config import BatchSettings
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.strict import whole
 from evenstep.train.data.evaluation import PartSampler
-from evenstep.train.data.loader import Loader, Weight, check_dataset
+from evenstep.train.data.loader import Loader, Weight
 from evenstep.train.data.order import rank_ranges
+from evenstep.train.data.source import Selection, Transform, check_dataset, check_options
 from evenstep.train.data.windows import Window, windows
 from evenstep.train.exchange import Exchange
 from evenstep.train.job import Job, Model
@@ -216,11 +217,21 @@ class Session:
         per_worker: int = 0,
         limit: int = 0,
         weight: Weight | None = None,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         drop_last: bool = False,
+        steps: int = 0,
+        replacement: bool = False,
+        sampler: Any = None,
+        transform: Transform | None = None,
         **options: Any,
     ) -> Loader:
         """Batches of this worker's share of the global batch; each sample once an epoch.
+
+        The dataset is shuffled unless `shuffle=False`; `replacement` draws samples independently;
+        `sampler` is a sampler of the whole dataset, or a function of the epoch that returns
+        indices. With `steps`, a loop has so many steps, through as many epochs as it takes. An
+        iterable without a length is a stream, used in its own order; `transform` is applied to
+        those of its samples that this worker trains on.
 
         The global batch is `batch` for any number of workers; or it grows with them, `per_worker`
         for each up to `limit`, and the learning rate with it, by the setting `batch.lr_rule`.
@@ -234,18 +245,25 @@ class Session:
             per_worker=whole("per_worker", per_worker, 0),
             limit=whole("limit", limit, 0),
         )
+        selection = Selection(
+            batch=size,
+            seed=self._job.options.seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            steps=steps,
+            replacement=replacement,
+            sampler=sampler,
+            transform=transform,
+        )
         loader = Loader(
             dataset,
+            selection,
             step=self._step,
             plans=self._plans,
             roster=self._roster,
             check_open=self._check_open,
             end_epoch=self._end_epoch,
-            batch=size,
             weight=weight,
-            seed=self._job.options.seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
             observer=self._observer,
             **options,
         )
@@ -364,7 +382,8 @@ class Session:
         Parts follow the roster and its shares as they are when a loop over it begins, so that all
         finish together. Add up counts with `session.sum`.
         """
-        check_dataset(dataset, 1, options)
+        check_dataset(dataset)
+        check_options(options)
         sampler = PartSampler(len(dataset), self._enter_evaluation, self._part_of, shuffle=shuffle)
         return DataLoader(dataset, batch_size=batch_size, sampler=sampler, **options)
 

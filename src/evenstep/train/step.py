@@ -47,6 +47,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     begin: int = 0  # where they are among those of all workers
     total: int = 1  # samples of all workers
     position: int = 0  # samples of the whole job before this step
+    digest: int = 0  # of the data's order, to compare; 0: nothing to compare
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +62,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     grad_squared_norm: float = 0.0  # of its own mean gradient; 0: not measured
     loss_scale: float = 0.0  # of its GradScalers; 1: none; 0: unknown
     num_updates: float = -1.0  # optimizer steps in the batch before; -1: it had no such batch
+    data_digest: float = 0.0  # of the order in which it finds the data; equal on all ranks
 
     def to_step_report(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
         """The worker's report to the engine, with its mean compute time over similar steps."""

@@ -8,9 +8,7 @@ single-process run, random numbers of a sample depend only on its index, and dro
 from __future__ import annotations
 
 import random  # noqa: TID251 - only seeded here: users' datasets draw from it
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from hashlib import blake2b
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,6 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import default_collate
 
 from evenstep.train.data.order import rank_ranges
+from evenstep.train.data.random_state import digest, seeded
 from evenstep.train.plan.plans import RankPlan
 from evenstep.train.reduce.batch_norm import local_layers
 from evenstep.train.reduce.reducer import Reducer
@@ -161,49 +160,11 @@ class RecordingCollate:
         return list(indices), list(digests), self._collate(list(samples))
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed all global generators, and restore them afterwards."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        seed_all(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
-
-
 def seed_all(seed: int) -> None:
-    """Seed the global generators of torch, Python and NumPy."""
+    """Seed all global generators, those of cards too."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-
-
-def digest(value: Any) -> str:
-    """A hash of a value's content. Of objects of unknown types only the type counts."""
-    hasher = blake2b(digest_size=8)
-
-    def update(part: Any) -> None:
-        hasher.update(type(part).__name__.encode())
-        if isinstance(part, torch.Tensor) and part.layout == torch.strided:
-            hasher.update(f"{part.dtype}{tuple(part.shape)}".encode())
-            flat = part.detach().cpu().contiguous().view(-1)
-            hasher.update(flat.view(torch.uint8).numpy().tobytes())
-        elif isinstance(part, Mapping):
-            update(list(part.items()))
-        elif isinstance(part, list | tuple):
-            for item in part:
-                update(item)
-        elif hasattr(part, "tobytes"):  # arrays, images
-            hasher.update(f"{getattr(part, 'dtype', '')}{getattr(part, 'shape', '')}".encode())
-            hasher.update(part.tobytes())
-        elif isinstance(part, str | bytes | int | float | complex):
-            hasher.update(repr(part).encode())
-
-    update(value)
-    return hasher.hexdigest()
 
 
 def turn_off_dropout(model: nn.Module) -> list[str]:

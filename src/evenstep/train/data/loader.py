@@ -1,4 +1,4 @@
-"""Batches by step number: each worker's share of one common order, cut by the plan in force."""
+"""Loops over the data: this worker's batches by step number, and the position they have reached."""
 
 from __future__ import annotations
 
@@ -10,61 +10,23 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from msgspec.structs import replace
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader
 
-from evenstep.config import BatchSettings
 from evenstep.decide.learning_rate import global_batch
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.strict import whole
-from evenstep.train.data.order import Order
+from evenstep.train.data.share_sampler import ShareSampler
+from evenstep.train.data.source import Kept, Selection, check_options, is_stream
 from evenstep.train.plan.plans import Plans
 from evenstep.train.ports import Observer, Roster
-from evenstep.train.step import MAX_BATCH, Batch, Step
+from evenstep.train.step import Step
 
 log = logging.getLogger("evenstep")
 
 Weight = Callable[[Any], float]
 
-POSITION = ("epoch", "cursor", "index", "in_loop")  # in the state; the rest must never change
-
-
-class ShareSampler(Sampler[list[int]]):
-    """The indices of this worker's share, step by step, from a given position on.
-
-    A worker without a share in a step gets a stand-in of one sample that counts for nothing, so
-    that the user's loop never sees an empty batch.
-    """
-
-    def __init__(
-        self, order: Order, shares_at: Callable[[int], tuple[int, ...]], rank: int
-    ) -> None:
-        self.order, self.rank = order, rank
-        self.epoch = self.begin = self.step = 0  # where to begin: epoch, sample of it, and step
-        self.batches: deque[Batch] = deque()  # one for each that was drawn
-        self._shares_at = shares_at
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order, epoch, batches = self.order, self.epoch, self.batches
-        permutation = order.permutation(epoch)
-        begin, step = self.begin, self.step
-        while True:
-            end, ranges = order.cut(begin, self._shares_at(step))
-            if end == begin:
-                return
-            low, high = ranges[self.rank]
-            position = epoch * order.length + begin
-            batches.append(
-                Batch(
-                    step=step,
-                    samples=high - low,
-                    begin=low if high > low else 0,  # a stand-in is the batch's first sample
-                    total=end - begin,
-                    position=position,
-                )
-            )
-            share = permutation[begin + low : begin + high]
-            yield (share if len(share) else permutation[begin : begin + 1]).tolist()
-            begin, step = end, step + 1
+# In the state; the rest of it must never change.
+POSITION = ("epoch", "cursor", "index", "before", "digest", "in_loop")
 
 
 class Loop:
@@ -89,42 +51,44 @@ class Loader:
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Any,
+        selection: Selection,
         *,
         step: Step,
         plans: Plans,
         roster: Roster,
         check_open: Callable[[str], None],
         end_epoch: Callable[[], None],
-        batch: BatchSettings,
         weight: Weight | None,
-        seed: int,
-        shuffle: bool,
-        drop_last: bool,
         observer: Observer | None = None,
         **options: Any,
     ) -> None:
-        check_dataset(dataset, batch.limit or batch.size, options)
+        check_options(options)
         if not options.get("in_order", True):
             raise ConfigError(
                 "in_order", "must be True: all workers train on the samples of the same step"
             )
+        self.order = selection.order_of(dataset)
+        self.dataset = dataset
+        self.batch = selection.batch
         self._step, self._plans, self._roster = step, plans, roster
         self._check_open, self._end_epoch = check_open, end_epoch
         self._weight, self._observer = weight, observer
-        self.dataset: Any = dataset
-        self.batch = batch
         self.epoch = self.cursor = 0  # the epoch, and the sample of it, that comes next
         self.next_epoch = 0  # that the script's next loop is for
         self._index = 0  # steps of the epoch before the one at hand
+        self._num_before = 0  # samples of earlier epochs
         self._batch_end: int | None = None  # the sample at which the batch in hand ends
         self._loop = Loop()
         self._loop.is_over = True  # there was none yet
         self._others_in_loop = True  # when this worker took over their state
+        self._is_told = False  # in which order the data is used
+        if is_stream(dataset):
+            if observer is not None:
+                raise ConfigError("dataset", "is a stream, which evenstep verify cannot compare")
+            dataset = Kept(selection.transform)
         if observer is not None:
             dataset, options = observer.watch_data(dataset, options)
-        length = len(dataset)  # type: ignore[arg-type]
-        self.order = Order(length=length, seed=seed, shuffle=shuffle, drop_last=drop_last)
         self._sampler = ShareSampler(self.order, plans.shares_at, roster.rank)
         self._loader = DataLoader(dataset, batch_sampler=self._sampler, **options)
         self._batches: Iterator[Any] = iter(())
@@ -185,7 +149,7 @@ class Loader:
     @property
     def num_used(self) -> int:
         """Samples of the whole job that are used, including those of the step at hand."""
-        return self.epoch * self.order.length + self._next_sample
+        return self._num_before + self._next_sample
 
     @property
     def is_weighted(self) -> bool:
@@ -207,12 +171,23 @@ class Loader:
         """Whether no further step fits into the epoch after the one at hand."""
         return self._is_over_at(self._next_sample)
 
+    def num_left(self, most: int) -> int:
+        """Steps of the epoch from the batch in hand on, up to `most`. Reads a stream ahead."""
+        num, begin = 0, self.cursor
+        while num < most:
+            end = self.order.end(self.epoch, begin, self.global_batch)
+            if end == begin:
+                break
+            num, begin = num + 1, end
+        return num
+
     # Loops.
 
     def __iter__(self) -> Iterator[Any]:
         step = self._step
         self._check_open("session.loader")
         self._roster.enter()
+        self._tell()
         self.end_loop()
         loop = self._loop = Loop(self.next_epoch, step.num_void)
         self.next_epoch += 1
@@ -277,15 +252,29 @@ class Loader:
         loop.data = self._take(next(self._batches), time.monotonic())
         return True
 
+    def _tell(self) -> None:
+        """Say once in the log in which order the data is used."""
+        if not self._is_told and self._roster.rank == 0:
+            log.info("data: %s; %d samples a step", self.order, self.global_batch)
+        self._is_told = True
+
     def _begin(self, epoch: int) -> None:
+        self._num_before = self._num_before_epoch(epoch)
         self.epoch, self.cursor, self._index = epoch, 0, 0
+
+    def _num_before_epoch(self, epoch: int) -> int:
+        """Samples of all epochs before a later one; of a stream, those that were used."""
+        if self.order.length is None:
+            return self._num_before + self._next_sample
+        return epoch * self.order.length
 
     def _finish(self, loop: Loop) -> None:
         """All steps of the epoch are taken."""
         loop.is_over = True
         # For workers that adopt this state now: if the batch has shrunk, what `drop_last` leaves
         # out might make up a step again.
-        self.cursor = self.order.length
+        end = self.cursor + self.global_batch
+        self.cursor = self.order.samples.end(self.epoch, self.cursor, end)
         self._end_epoch()  # may load the state of workers that are in the next epoch already
         self._begin(loop.epoch + 1)
 
@@ -295,14 +284,14 @@ class Loader:
         return self._is_over_at(self.cursor)
 
     def _is_over_at(self, sample: int) -> bool:
-        size = self.global_batch if self.order.drop_last else 1
-        return sample + size > self.order.length
+        return self.order.end(self.epoch, sample, self.global_batch) == sample
 
     def _restart(self) -> Iterator[Any]:
         """The batches of this epoch from the cursor on, cut for the present roster."""
         sampler = self._sampler
         sampler.rank, sampler.batches = self._roster.rank, deque()
         sampler.epoch, sampler.begin, sampler.step = self.epoch, self.cursor, self._step.number
+        sampler.num_before = self._num_before
         return iter(self._loader)
 
     def _take(self, data: Any, began_s: float) -> Any:
@@ -352,7 +341,7 @@ class Loader:
         num_void = self._step.num_void - loop.num_void_before
         if loop.epoch == self.epoch and self._is_over:
             self._finish(loop)
-        elif num_void and loop.num_ended >= len(self):
+        elif num_void and self.order.length is not None and loop.num_ended >= len(self):
             raise EvenstepError(
                 f"this loop took {loop.num_ended} batches of epoch {loop.epoch}, but "
                 f"{num_void} of them had to be repeated because a worker was lost, so the "
@@ -370,6 +359,7 @@ class Loader:
         if self._step.number > self._step.batch.step:
             # An adopted state may be further.
             self.cursor, self._index = max(self.cursor, end), max(self._index, self._loop.index + 1)
+            self.order.samples.forget(self.epoch, self.cursor)
 
     # The position in the data, handed over to joiners and kept in checkpoints.
 
@@ -377,47 +367,40 @@ class Loader:
         """The position in the data, after the step at hand if it counts."""
         loop = self._loop
         if loop.is_left:  # the next loop begins an epoch
-            position = {"epoch": self.next_epoch, "cursor": 0, "index": 0}
+            before = self._num_before_epoch(self.next_epoch)
+            position = {"epoch": self.next_epoch, "cursor": 0, "index": 0, "before": before}
         else:
             index = self._index + (self._end_of_done is not None)
             position = {"epoch": self.epoch, "cursor": self._next_sample, "index": index}
-        return {**self._definition(), **position, "in_loop": not (loop.is_over or loop.is_left)}
+            position["before"] = self._num_before
+        digest = self._digest_at(position["epoch"], position["cursor"])
+        is_in_loop = not (loop.is_over or loop.is_left)
+        return {**self._definition(), **position, "digest": digest, "in_loop": is_in_loop}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position. Refuses one in another order or of another batch size."""
-        theirs = {name: value for name, value in state.items() if name not in POSITION}
+        # Older checkpoints have no "order".
+        theirs = {"order": ""} | {k: value for k, value in state.items() if k not in POSITION}
         mine = self._definition()
         if theirs != mine:
             raise ConfigError("loader", f"was {theirs} when the run began, and is {mine} now")
         self.epoch, self.cursor = state["epoch"], state["cursor"]
+        if (digest := state.get("digest")) and digest != self._digest_at(self.epoch, self.cursor):
+            raise ConfigError(
+                "loader",
+                f"its sampler or stream gives the samples of epoch {self.epoch} in another order "
+                "than the run has them. It must depend on the epoch only; random numbers are "
+                "seeded for it",
+            )
         size = self.batch.size or self.cursor or 1
         self._index = state.get("index", self.cursor // size)  # older checkpoints have none
+        self._num_before = state.get("before", self.epoch * (self.order.length or 0))
         self._others_in_loop = state.get("in_loop", True)
+
+    def _digest_at(self, epoch: int, cursor: int) -> int:
+        return self.order.samples.digest(epoch, cursor, cursor)
 
     def _definition(self) -> dict[str, Any]:
         batch = self.batch
         sizes = {"batch": batch.size, "per_worker": batch.per_worker, "limit": batch.limit}
         return {**self.order.facts, **sizes}
-
-
-def check_dataset(dataset: Any, batch: int, options: dict[str, Any]) -> None:
-    """Refuse at once what cannot be supported, with the way out."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise ConfigError(
-            "dataset",
-            "has no length, so its samples cannot be shared out exactly once; "
-            "give a map-style dataset with __len__ and __getitem__",
-        )
-    if batch < 1:
-        raise ConfigError("batch", f"must be 1 or more, got {batch}")
-    if batch > MAX_BATCH:
-        raise ConfigError("batch", f"must be at most {MAX_BATCH}, got {batch}")
-    if len(dataset) < batch:
-        raise ConfigError(
-            "batch", f"{batch} is more than the {len(dataset)} samples of the dataset; lower it"
-        )
-    ours = {"batch_size", "sampler", "batch_sampler"} & options.keys()
-    if ours:
-        raise ConfigError(
-            min(ours), "is evenstep's to choose; give the global batch as batch=..., drop the rest"
-        )

@@ -1,6 +1,6 @@
 """Which samples a step trains on, and which of them each rank gets.
 
-All workers follow the same permutation of the dataset. A step takes the next global batch of it,
+All workers follow the same samples in the same order. A step takes the next global batch of them,
 and the plan only says how that batch is split. So every sample is used exactly once per epoch,
 whatever plans there were, even if the global batch grows with the workers.
 """
@@ -8,48 +8,90 @@ whatever plans there were, even if the global batch grows with the workers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from evenstep.decide.split import in_proportion
-from evenstep.types import IntArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples(Protocol):
+    """Which sample comes at which position of an epoch: the same on all workers."""
+
+    @property
+    def kind(self) -> str:
+        """In words; empty for the order of the dataset and for permutations drawn whole."""
+
+    @property
+    def length(self) -> int | None:
+        """Samples in an epoch; None: not known before its end."""
+
+    def end(self, epoch: int, begin: int, end: int) -> int:
+        """`end`, or the epoch's length if that is less; it has at least `begin` samples."""
+
+    def items(self, epoch: int, begin: int, end: int) -> list[Any]:
+        """Indices into the dataset, or samples, at positions that the epoch has."""
+
+    def digest(self, epoch: int, begin: int, end: int) -> int:
+        """A number that is equal on all workers if their orders are; 0: nothing to compare.
+
+        Of an empty range it is one that a resumed run must find again.
+        """
+
+    def forget(self, epoch: int, begin: int) -> None:
+        """Nobody will ask for earlier positions again."""
+
+
 class Order:
-    """The order in which a dataset is used."""
+    """The order in which samples are used, cut into steps."""
 
-    length: int
-    seed: int = 0
-    shuffle: bool = True
-    drop_last: bool = False
+    def __init__(
+        self, samples: Samples, *, seed: int = 0, shuffle: bool = False, drop_last: bool = False
+    ) -> None:
+        self.samples, self.drop_last = samples, drop_last
+        self._seed, self._shuffle = seed, shuffle
+
+    @property
+    def length(self) -> int | None:
+        """Samples in an epoch; None: not known before its end."""
+        return self.samples.length
 
     @property
     def facts(self) -> dict[str, Any]:
         """The settings that must be equal on all workers."""
-        return asdict(self)
+        return {
+            "length": self.length or 0,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "drop_last": self.drop_last,
+            "order": self.samples.kind,
+        }
 
-    def permutation(self, epoch: int) -> IntArray:
-        """The sample indices of an epoch, in the same order on every machine."""
-        if not self.shuffle:
-            return np.arange(self.length, dtype=np.int64)
-        return np.random.default_rng((self.seed, epoch)).permutation(self.length)
+    def __str__(self) -> str:
+        length = "a stream" if self.length is None else f"epochs of {self.length} samples"
+        shuffled = f"shuffled with seed {self._seed}" if self._shuffle else ""
+        how = [part for part in (shuffled, self.samples.kind) if part]
+        return ", ".join([length, *(how or ["not shuffled"])])
 
-    def end(self, begin: int, batch: int) -> int:
+    def end(self, epoch: int, begin: int, batch: int) -> int:
         """The end of the step that begins at a sample; `begin` itself if the epoch is over."""
-        if self.drop_last and begin + batch > self.length:
-            return begin
-        return min(begin + batch, self.length)
+        end = self.samples.end(epoch, begin, begin + batch)
+        return begin if self.drop_last and end < begin + batch else end
 
-    def cut(self, begin: int, shares: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:
+    def cut(
+        self, epoch: int, begin: int, shares: Sequence[int]
+    ) -> tuple[int, list[tuple[int, int]]]:
         """Where the step at a sample ends, and each rank's range of it, counted from `begin`."""
-        end = self.end(begin, sum(shares))
+        end = self.end(epoch, begin, sum(shares))
         return end, rank_ranges(end - begin, shares) if end > begin else []
 
     def num_steps(self, batch: int) -> int:
         """Steps per epoch with this global batch."""
+        if self.length is None:
+            raise TypeError(
+                "a loader over a stream has no len(): where it ends is known at its end. Give "
+                "session.loader(..., steps=...) for loops of so many steps"
+            )
         num_full, remainder = divmod(self.length, batch)
         return num_full + (1 if remainder and not self.drop_last else 0)
 

@@ -17,10 +17,12 @@ class Window:
         self._loader, self._batches = loader, batches
         self._first, self._num_batches = first, num_batches
         self._index = loader.index
+        is_stream = loader.order.length is None
+        self._num_read = loader.num_left(num_batches) if is_stream else 0
 
     def __len__(self) -> int:
         """Batches in this window: fewer at the end of an epoch."""
-        return min(self._num_batches, len(self._loader) - self._index)
+        return self._num_read or min(self._num_batches, len(self._loader) - self._index)
 
     def __iter__(self) -> Iterator[Any]:
         yield self._first

@@ -42,7 +42,7 @@ def run_settings(job: Job) -> dict[str, Any]:
         "min_share": job.options.min_share,
     }
     return {
-        "samples": job.num_epochs * job.loader.order.length,
+        "samples": job.num_epochs * (job.loader.order.length or 0),
         **settings,
         "batch": {**defaults, **batch} if isinstance(batch, dict) else batch,
     }

@@ -1,0 +1,51 @@
+"""Each worker's share of one common order, cut by the plan in force."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from evenstep.train.data.order import Order
+from evenstep.train.step import Batch
+
+
+class ShareSampler(Sampler[list[Any]]):
+    """The indices of this worker's share, or its samples of a stream, from a given position on.
+
+    A worker without a share in a step gets a stand-in of one sample that counts for nothing, so
+    that the user's loop never sees an empty batch.
+    """
+
+    def __init__(
+        self, order: Order, shares_at: Callable[[int], tuple[int, ...]], rank: int
+    ) -> None:
+        self.order, self.rank = order, rank
+        self.epoch = self.begin = self.step = 0  # where to begin: epoch, sample of it, and step
+        self.num_before = 0  # samples of earlier epochs
+        self.batches: deque[Batch] = deque()  # one for each that was drawn
+        self._shares_at = shares_at
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        order, epoch, batches = self.order, self.epoch, self.batches
+        begin, step, num_before = self.begin, self.step, self.num_before
+        while True:
+            end, ranges = order.cut(epoch, begin, self._shares_at(step))
+            if end == begin:
+                return
+            low, high = ranges[self.rank]
+            batches.append(
+                Batch(
+                    step=step,
+                    samples=high - low,
+                    begin=low if high > low else 0,  # a stand-in is the batch's first sample
+                    total=end - begin,
+                    position=num_before + begin,
+                    digest=order.samples.digest(epoch, begin, end),
+                )
+            )
+            first, last = (begin + low, begin + high) if high > low else (begin, begin + 1)
+            yield order.samples.items(epoch, first, last)
+            begin, step = end, step + 1
