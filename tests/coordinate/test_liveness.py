@@ -129,6 +129,24 @@ def test_of_several_newcomers_only_the_one_that_cannot_be_reached_is_left_out(ma
     assert not c.connected
 
 
+def test_a_launched_newcomer_that_was_left_out_is_replaced_though_nobody_else_trains(
+    make: Make,
+) -> None:
+    """The one that it could not connect to ends, too: that is no failure of the script."""
+    world = make(restarts=3)
+    (a,) = launched(world, 1)
+    world.ask("scale", num_workers=2)
+    c = world.connect(world.starting.pop(), launched=True)
+    assert c is not None
+    world.cut_links.add(frozenset((a.id, c.id)))
+    world.ready(c)
+    assert not c.connected
+    world.die(a)
+    world.exited(c.id, 75)
+    assert world.ending is None
+    assert len(world.starting) == 2
+
+
 def test_newcomers_that_cannot_reach_a_worker_do_not_displace_it(make: Make) -> None:
     """Though it has the most broken connections of all."""
     world = make()

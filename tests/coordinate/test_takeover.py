@@ -180,3 +180,20 @@ def test_numbers_under_which_the_end_was_announced_are_not_used_again(make: Make
     world.restart()
     training(world, 1)
     assert world.announced[-1].number > max(ends)
+
+
+def test_workers_that_end_before_they_join_are_replaced_if_nobody_trains(make: Make) -> None:
+    """As after a damaged journal: workers that outlived it are refused, and end by themselves."""
+    world = make(restarts=3)
+    (a,) = launched(world, 1)
+    world.ask("scale", num_workers=3)
+    starting = [world.connect(world.starting.pop(), launched=True) for _ in range(2)]
+    restart(world, a.id)
+    world.ask("scale", num_workers=2)
+    world.start(2)  # both still run
+    assert not world.starting
+    for worker in starting:
+        assert worker is not None
+        world.exited(worker.id, 75)
+        assert world.ending is None
+    assert len(world.starting) == 2

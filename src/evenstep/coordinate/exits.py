@@ -201,8 +201,9 @@ def judge_exit(d: Draft, worker: WorkerId) -> None:
                 d.last_loss = why
             if exit.code >= 0 and not (info.refused or info.evicted):
                 d.processes[worker] = replace(info, refused=f"it {description}")
-            # A worker that the brain ordered and that never came is the brain's to order again.
-            if verdict is Meaning.REPLACE and (joined or d.num_unlaunched() <= 0):
+            # A worker that the brain ordered and that never came is the brain's to order again,
+            # unless nobody trains: it orders none then.
+            if verdict is Meaning.REPLACE and (joined or alone or d.num_unlaunched() <= 0):
                 _replace_worker(d, worker)
             reconcile(d, why)
     advance(d)  # workers that are to leave may have waited for it

@@ -178,11 +178,11 @@ def judge_links(d: Draft) -> None:
     for worker in sorted(silent & new):
         if d.members[worker].num_failed_joins >= MAX_MEETINGS:
             apart[worker] = f"it did not answer {MAX_MEETINGS} times in a row"
-            d.evict_process(worker)
     if not (apart or probe.joiners):
         d.timing = replace(d.timing, linked_s=d.now_s)
         watch(d)
     for worker in [w for w in apart if w in new]:
+        d.evict_process(worker)  # no fault of the script: another may come in its place
         leave_out(d, d.members[worker], apart[worker])
     evict(d, {w: why for w, why in apart.items() if w not in new})
     advance(d)

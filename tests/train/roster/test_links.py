@@ -53,7 +53,22 @@ def test_workers_report_whom_they_cannot_connect_to() -> None:
     a, b, c = Worker(), Worker(), Worker()
     at_b, at_c = door(b.listen("b")), door(c.listen("c"))
     assert a.unreached(b=at_b, c=at_c) == ()
-    assert a.unreached(b=at_b, c=closed_port()) == ("c",)
+    assert a.unreached(within_s=3.0, b=at_b, c=closed_port()) == ("c",)
+
+
+def test_a_refused_connection_is_tried_again() -> None:
+    """So that the coordinator learns first of a process that has just ended."""
+    a, b = Worker(), Worker()
+    with socket.socket() as late:
+        late.bind(("127.0.0.1", 0))  # it refuses until it listens
+        a.links.reach(Reach(probe="1.1", doors={"b": late.getsockname()}, within_s=WAIT_S))
+        with pytest.raises(queue.Empty):
+            a.reports.get(timeout=0.2)
+        late.listen()
+        there, _ = late.accept()
+        with there:
+            there.sendall(b.links._proof("1.1", "b"))
+            assert a.reports.get(timeout=WAIT_S) == Reached(probe="1.1")
 
 
 def test_another_process_at_a_workers_address_is_not_that_worker() -> None:
@@ -97,7 +112,7 @@ def test_a_port_is_closed_after_its_time_and_in_forked_processes() -> None:
         b.links.close_in_child()
         os._exit(any(listener.fileno() >= 0 for listener in b.links._listeners))
     assert os.waitpid(pid, 0)[1] == 0
-    while not Worker().unreached(b=at_b):
+    while not Worker().unreached(within_s=0.2, b=at_b):
         pass
 
 

@@ -88,10 +88,20 @@ class Links:
 
 
 async def _connects(host: str, port: int, expected: bytes, within_s: float) -> bool:
+    """Whether the worker that is expected answers there within some time.
+
+    A refusal is not the last word: a process that has just ended refuses too, and the coordinator
+    must have the time to learn of that.
+    """
     try:
         async with asyncio.timeout(within_s):
-            reader, writer = await asyncio.open_connection(host, port)
-    except OSError:  # a timeout, too
+            while True:
+                try:
+                    reader, writer = await asyncio.open_connection(host, port)
+                    break
+                except OSError:
+                    await asyncio.sleep(RETRY_S)
+    except TimeoutError:
         return False
     try:
         async with asyncio.timeout(within_s):
