@@ -177,14 +177,14 @@ class Session:
             module=model, device=device, reducer=reducer, norms=norms, meter=meter
         )
         self._releases.append(norms.release)
-        if self._observer is not None:
-            self._observer.watch_model(model, reducer)
         for i, other in enumerate(others):
             if isinstance(other, torch.optim.Optimizer):
                 self._releases += self._optimizers.attach(other)
             if hasattr(other, "state_dict"):
                 self._keep(f"{type(other).__name__}-{i}", other)
         self._roster.prepared()
+        if self._observer is not None:
+            self._observer.watch_model(model, reducer)
         return (model, *others) if others else model
 
     def register(self, name: str, thing: Any) -> None:
