@@ -36,13 +36,15 @@ class DdpRefusal:
 def refuse_ddp(model: nn.Module) -> Callable[[], None]:
     """Let DDP around the model, or a part of it, fail. Returns a function that ends this."""
     refusal = DdpRefusal()
-    modules = [m for m in model.modules() if IGNORED_BY_DDP not in m.__dict__]
-    for module in modules:
+    before = [(module, module.__dict__.get(IGNORED_BY_DDP)) for module in model.modules()]
+    for module, _ in before:
         module.__dict__[IGNORED_BY_DDP] = refusal
 
     def release() -> None:
-        for module in modules:
+        for module, names in before:
             module.__dict__.pop(IGNORED_BY_DDP, None)
+            if names is not None:
+                module.__dict__[IGNORED_BY_DDP] = names
 
     return release
 

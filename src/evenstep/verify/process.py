@@ -48,11 +48,11 @@ def _preload() -> None:
 def _run(script: Path, args: list[str], env: dict[str, str], log: Path) -> None:
     """In the new process: become the script."""
     atexit._clear()  # what this process would run at its end is not the script's
+    if "torch" in sys.modules:
+        _be_distinct(env)
     os.environ.clear()
     os.environ.update(env)
     _redirect(log)
-    if "torch" in sys.modules:
-        _be_distinct(env)
     current_process().name = "MainProcess"
     set_start_method(None, force=True)  # the script may choose
     sys.argv = [str(script), *args]
@@ -74,12 +74,13 @@ def _redirect(log: Path) -> None:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     sys.stdout = os.fdopen(1, "w", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
 
 
 def _be_distinct(env: Mapping[str, str]) -> None:
     """Undo what a forked process shares with its siblings."""
     random.seed()
     sys.modules["numpy"].random.seed()
-    if "OMP_NUM_THREADS" in env:  # torch reads it when it is imported
-        sys.modules["torch"].set_num_threads(int(env["OMP_NUM_THREADS"]))
+    threads = env.get("OMP_NUM_THREADS")
+    if threads and threads != os.environ.get("OMP_NUM_THREADS"):  # which torch has read
+        sys.modules["torch"].set_num_threads(int(threads))
