@@ -7,6 +7,7 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from torch.utils.data import TensorDataset
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.train.join import elastic_session
+from evenstep.train.optimizers import skip_void_steps
 from evenstep.train.session import Session
+from evenstep.train.step import Step
 from tests.coordinate.hosted import hosted
 from tests.train.ranks import run_ranks
 
@@ -207,6 +210,18 @@ def test_a_scheduler_made_after_the_first_batch_is_refused(tmp_path: Path) -> No
                 StepLR(optimizer, 1)
 
     elastic(tmp_path, body)
+
+
+def test_a_step_that_is_guarded_twice_passes_both_guards() -> None:
+    optimizer, seen = SGD(network().parameters()), list[str]()
+    releases = [
+        skip_void_steps(Step(), [optimizer], partial(seen.append, name)) for name in ("in", "out")
+    ]
+    optimizer.step()
+    assert seen == ["out", "in"]
+    for release in reversed(releases):
+        release()
+    assert "step" not in vars(optimizer)
 
 
 def test_a_process_group_of_several_is_refused_in_an_elastic_run(tmp_path: Path) -> None:

@@ -227,8 +227,9 @@ class GuardedStep:
     def __init__(
         self, step: Step, take_step: Callable[..., Any], before: Callable[[], None] | None
     ) -> None:
+        # Keeps the mark that schedulers leave on it. First: it may be one of these itself.
+        functools.update_wrapper(self, take_step)
         self._step, self._take_step, self._before = step, take_step, before
-        functools.update_wrapper(self, take_step)  # keeps the mark that schedulers leave on it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._step.is_discarded:
