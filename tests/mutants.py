@@ -74,14 +74,14 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "optimizers.py",
-        "        if step.is_discarded:\n            return None\n",
+        "        if self._step.is_discarded:\n            return None\n",
         "",
         f"{RECOVERY} -k bucket",
     ),
     Mutant(
         TRAIN + "optimizers.py",
-        "        if step.is_discarded:\n",
-        "        if step.is_void:\n",
+        "        if self._step.is_discarded:\n",
+        "        if self._step.is_void:\n",
         "tests/faults/test_loops.py -k miss_a_result",
     ),
     Mutant(

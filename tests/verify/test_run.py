@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -34,8 +36,11 @@ def network(*more: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 16), *more, nn.Tanh(), nn.Linear(16, 1))
 
 
-def train(session: Session, net: nn.Module, loss: Loss = functional.mse_loss) -> None:
-    net, optimizer = session.prepare(net, torch.optim.Adam(net.parameters()))
+def train(
+    session: Session, net: nn.Module, loss: Loss = functional.mse_loss, *, sync: bool = False
+) -> None:
+    adam = torch.optim.Adam(net.parameters())
+    net, optimizer = session.prepare(net, adam, sync_batchnorm=sync)
     loader = session.loader(data(), batch=32)
     for _ in session.epochs(2):
         for x, y in loader:
@@ -89,10 +94,11 @@ def test_dropout_layers_are_turned_off(check: Check) -> None:
     assert "dropout was off" in found["gradients"].message
 
 
-def test_a_summed_loss_is_detected_and_named(check: Check) -> None:
-    def summed(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return functional.mse_loss(out, y, reduction="sum")
+def summed(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.mse_loss(out, y, reduction="sum")
 
+
+def test_a_summed_loss_is_detected_and_named(check: Check) -> None:
     found = check(lambda session: train(session, network(), summed))
     assert found["gradients"].agrees is False
     assert "but a sum" in found["gradients"].message
@@ -117,12 +123,48 @@ def test_random_numbers_in_the_loop_are_not_blamed_on_the_workers(check: Check) 
 
     found = check(script)
     assert found["gradients"].agrees is None
-    assert "uses random numbers" in found["gradients"].message
+    assert "draws random numbers from torch, as functional.dropout" in found["gradients"].message
+
+
+def test_a_draw_from_the_generator_of_numpy_is_named(check: Check) -> None:
+    def mixed(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(out * float(np.random.rand()), y)
+
+    found = check(lambda session: train(session, network(nn.Dropout(0.5)), mixed))
+    assert found["gradients"].agrees is None
+    assert "draws random numbers from NumPy: turn" in found["gradients"].message
+
+
+def test_a_draw_from_a_generator_of_ones_own_is_told_from_the_workers(check: Check) -> None:
+    own = torch.Generator()
+    own.seed()
+
+    def noisy(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(out * torch.rand(1, generator=own), y)
+
+    found = check(lambda session: train(session, network(), noisy))
+    assert found["gradients"].agrees is None
+    assert "from no global generator" in found["gradients"].message
 
 
 def test_local_batch_norm_is_named_as_the_cause(check: Check) -> None:
     found = check(lambda session: train(session, network(nn.BatchNorm1d(16))))
     assert found["gradients"].agrees is False
+    assert "BatchNorm (1)" in found["gradients"].message
+
+
+def test_synchronised_batch_norm_is_not_blamed_for_a_summed_loss(check: Check) -> None:
+    net = network(nn.BatchNorm1d(16), nn.Dropout(0.5))
+    found = check(lambda session: train(session, copy.deepcopy(net), summed, sync=True))
+    assert found["gradients"].agrees is False
+    assert "but a sum" in found["gradients"].message
+    assert "BatchNorm" not in found["gradients"].message
+
+
+def test_a_summed_loss_is_named_besides_local_batch_norm(check: Check) -> None:
+    found = check(lambda session: train(session, network(nn.BatchNorm1d(16)), summed))
+    assert found["gradients"].agrees is False
+    assert "but a sum" in found["gradients"].message
     assert "BatchNorm (1)" in found["gradients"].message
 
 

@@ -6,11 +6,12 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.job import Job
@@ -31,17 +32,22 @@ class OptimizerHooks:
         self._hands_over_state = hands_over_state
         self._lr_factor = LrFactor(job.lr_scale, job.step)
         self.windows = UpdateWindows(job) if hands_over_state else None
-        self._has_any = self._warned = False
+        self._attached: set[int] = set()
+        self._is_stepping = self._warned = False
         job.step.on_forgotten.append(self._forgotten)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> list[Callable[[], None]]:
         """Take part in the steps of an optimizer. Returns functions that detach it."""
-        self._has_any = True
+        self._attached.add(id(optimizer))
         return [
             optimizer.register_step_pre_hook(self._before_step).remove,
             self._lr_factor.attach(optimizer),
             optimizer.register_step_post_hook(self._after_step).remove,
         ]
+
+    def watch_others(self) -> Callable[[], None]:
+        """Refuse steps of optimizers that are not attached. Returns a function that ends this."""
+        return register_optimizer_step_pre_hook(self._check_attached).remove
 
     def counts_are_read(self) -> None:
         """The script asks for the number of steps or samples."""
@@ -54,15 +60,29 @@ class OptimizerHooks:
             self.windows.is_trusted = True
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._is_stepping = True
         self._check_reduced(optimizer)
         self._check_scaler()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._is_stepping = False
         step = self._job.step
         step.num_unused = 0
         step.num_updates += 1
         if self.windows is not None:
             self.windows.updated(optimizer)
+
+    def _check_attached(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) in self._attached or self._is_stepping:  # or inside of one that is
+            return
+        known = self._job.model.reducer.known
+        if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            raise ConfigError(
+                "optimizer",
+                f"{type(optimizer).__name__} has parameters of the model, but was not given to "
+                "session.prepare. Pass it along, also if another object calls its step: "
+                "session.prepare(model, optimizer)",
+            )
 
     def _check_reduced(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse to step on a gradient that is not reduced, even where this worker is alone."""
@@ -89,7 +109,7 @@ class OptimizerHooks:
 
     def _forgotten(self) -> None:
         """Gradients pile up: an optimizer, or `optimizer.step()`, is likely missing."""
-        if not self._has_any:
+        if not self._attached:
             raise EvenstepError(
                 f"session.prepare was given no optimizer, and {FORGOTTEN} batches have passed. "
                 "Pass it to prepare along with the model, and call optimizer.step()."
@@ -201,20 +221,40 @@ def skip_void_steps(
     return release
 
 
+class GuardedStep:
+    """The `step` of an optimizer or scheduler that is skipped while the training step is void."""
+
+    def __init__(
+        self, step: Step, take_step: Callable[..., Any], before: Callable[[], None] | None
+    ) -> None:
+        # Keeps the mark that schedulers leave on it. First: it may be one of these itself.
+        functools.update_wrapper(self, take_step)
+        self._step, self._take_step, self._before = step, take_step, before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._step.is_discarded:
+            return None
+        if self._before is not None:
+            self._before()
+        return self._take_step(*args, **kwargs)
+
+    @property
+    def __func__(self) -> Never:
+        """The first scheduler of an optimizer asks for it, to leave its mark."""
+        raise ConfigError(
+            "scheduler",
+            "make it before the first batch, and pass it along: session.prepare(model, optimizer, "
+            "scheduler). Workers that join would begin the schedule of this one anew",
+        )
+
+
 def _skip_if_void(
     step: Step, stepper: Any, before: Callable[[], None] | None
 ) -> Callable[[], None]:
     take_step = stepper.step
     original = {"step": stepper.__dict__["step"]} if "step" in stepper.__dict__ else {}
 
-    @functools.wraps(take_step)  # keeps the mark that schedulers leave on it
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        if step.is_discarded:
-            return None
-        if before is not None:
-            before()
-        return take_step(*args, **kwargs)
-
+    guarded = GuardedStep(step, take_step, before)
     if isinstance(stepper, torch.optim.Optimizer):
         stepper.__dict__["step"] = guarded  # as schedulers do
 

@@ -29,6 +29,7 @@ from evenstep.train.optimizers import OptimizerHooks
 from evenstep.train.ports import Observer, Roster
 from evenstep.train.reduce.norm_layers import NormLayers
 from evenstep.train.reduce.reducer import Reducer
+from evenstep.train.wrong_use import check_model, check_unwrapped, refuse_ddp
 
 T = TypeVar("T")
 
@@ -156,8 +157,9 @@ class Session:
                 f"expected a torch.nn.Module, got {type(model).__name__}; give the model first: "
                 "session.prepare(model, optimizer, ...)",
             )
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            raise ConfigError("model", "is wrapped in DDP already; give the plain module")
+        check_model(model)
+        for other in others:
+            check_unwrapped(other)
         if self._job.has_model:
             raise ConfigError(
                 "prepare", "was called before; put several models into one torch.nn.ModuleList"
@@ -177,21 +179,22 @@ class Session:
         self._job.model = Model(
             module=model, device=device, reducer=reducer, norms=norms, meter=meter
         )
-        self._releases.append(norms.release)
-        if self._observer is not None:
-            self._observer.watch_model(model, reducer)
+        self._releases += [norms.release, refuse_ddp(model), self._optimizers.watch_others()]
         for i, other in enumerate(others):
             if isinstance(other, torch.optim.Optimizer):
                 self._releases += self._optimizers.attach(other)
             if hasattr(other, "state_dict"):
                 self._keep(f"{type(other).__name__}-{i}", other)
         self._roster.prepared()
+        if self._observer is not None:
+            self._observer.watch_model(model, reducer)
         return (model, *others) if others else model
 
     def register(self, name: str, thing: Any) -> None:
         """Keep an object with `state_dict` along with the run."""
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise ConfigError(name, "has no state_dict and load_state_dict")
+        check_unwrapped(thing)
         if isinstance(thing, torch.optim.Optimizer):
             raise ConfigError(name, "is an optimizer: give it to session.prepare(model, ...)")
         if name in self._job.stateful:

@@ -119,9 +119,8 @@ def compare_gradients(
     random_error = max((gap.error for gap in reseeded_gaps), default=0.0)
     if random_error > limit:
         message += (
-            f"But two runs alone with different seeds differ by {random_error:.1e} too: the script "
-            "uses random numbers, for example in functional.dropout, noise or mixup. Turn that off "
-            "to verify the rest."
+            f"But two runs alone with different seeds differ by {random_error:.1e} too: the loop "
+            f"draws random numbers from {_sources(reference.draws)} to verify the rest."
         )
         return Finding(subject, None, message)
     return Finding(subject, False, message + _likely_cause(reference, distributed, gaps))
@@ -160,24 +159,35 @@ def _likely_cause(
     """The likely cause of different gradients, and what to do about it."""
     if any(isnan(gap.error) for gap in gaps):
         return "Some gradients are not finite: the script itself may diverge."
-    if reference.local_norms:
-        names = ", ".join(reference.local_norms[:MAX_NAMED])
-        more = " ..." if reference.local_norms[MAX_NAMED:] else ""
-        return (
-            f"BatchNorm ({names}{more}) uses the statistics of each worker's own share. For "
-            "statistics of all workers: session.prepare(model, ..., sync_batchnorm=True)."
-        )
     ratios = [gap.ratio / _sum_of_squares(distributed, step) for step, gap in enumerate(gaps)]
+    causes = []
     if abs(sum(ratios) / len(ratios) - 1) < NEAR_ONE:
-        return (
+        causes.append(
             "They are as short as those of a loss that is not a mean over its samples but a sum, "
             "or a sum divided by a fixed batch size. Use the mean."
         )
+    if reference.local_norms:
+        names = ", ".join(reference.local_norms[:MAX_NAMED])
+        more = " ..." if reference.local_norms[MAX_NAMED:] else ""
+        causes.append(
+            f"BatchNorm ({names}{more}) uses the statistics of each worker's own share. For "
+            "statistics of all workers: session.prepare(model, ..., sync_batchnorm=True)."
+        )
+    if causes:
+        return " ".join(causes)
     return (
         "Usual causes: a loss that is not a mean over samples (for a mean over tokens or pixels "
         "pass weight= to session.loader); batch statistics inside the model; samples of a batch "
         "left out; random numbers from a generator of the script's own."
     )
+
+
+def _sources(draws: Sequence[str]) -> str:
+    """The generators that a loop draws from, and what to turn off."""
+    if not draws:
+        return "no global generator, but one of its own: seed it, or turn it off,"
+    example = ", as functional.dropout and noise do" if "torch" in draws else ""
+    return f"{' and '.join(draws)}{example}: turn that off"
 
 
 def _sum_of_squares(distributed: Sequence[RankRecord], step: int) -> float:

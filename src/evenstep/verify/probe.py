@@ -47,6 +47,7 @@ class Probe:
         self._model: nn.Module | None = None
         self._samples: tuple[tuple[int, str], ...] = ()
         self._gradients: Gradients = {}
+        self._generators: dict[str, str] = {}  # as the step found them
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], rank: int) -> Probe | None:
@@ -87,11 +88,15 @@ class Probe:
             self._align(self._model)
         if self._run.name == RESEEDED:
             seed_all(OTHER_SEED + len(self._record.steps))
+        self._generators = generator_digests()
         return batch
 
     def end_step(self) -> None:
         """Record the step; after the last one, end the script."""
         assert self._model is not None
+        now = generator_digests()
+        drawn = [name for name, state in self._generators.items() if state != now[name]]
+        self._record.draws = tuple(dict.fromkeys([*self._record.draws, *drawn]))
         if self._rank == 0:
             save_gradients(self._run, len(self._record.steps), self._gradients)
         parameters = digest(list(self._model.parameters()))
@@ -165,6 +170,16 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+def generator_digests() -> dict[str, str]:
+    """The states of the global generators, by whose they are."""
+    cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {
+        "torch": digest([torch.get_rng_state(), *cards]),
+        "NumPy": digest(np.random.get_state()),
+        "Python": digest(random.getstate()),
+    }
 
 
 def turn_off_dropout(model: nn.Module) -> list[str]:

@@ -54,6 +54,7 @@ class RankRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dtypes: tuple[str, ...] = ()  # of parameters and of autocast
     local_norms: tuple[str, ...] = ()  # BatchNorm layers that are not synchronised
     dropouts: tuple[str, ...] = ()  # layers whose dropout was turned off
+    draws: tuple[str, ...] = ()  # global generators that the loop drew random numbers from
     steps: tuple[StepRecord, ...] = ()
 
     def save(self, run: VerifiedRun, rank: int) -> None:

@@ -1,17 +1,16 @@
 """Run a user's script for a few steps, in one process and on uneven workers, and compare the runs.
 
-The script runs unchanged, in processes of its own. Nothing here imports torch.
+The script runs unchanged, in processes of its own.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import msgspec
@@ -26,6 +25,7 @@ from evenstep.verify.compare import (
     compare_parameters,
     gradient_gap,
 )
+from evenstep.verify.process import start_script
 from evenstep.verify.records import (
     DISTRIBUTED,
     ENV_VARIABLE,
@@ -57,29 +57,31 @@ class Script:
     """Runs a script as `python script args`, one process per rank, as torchrun would."""
 
     def __init__(self, script: Path, args: Sequence[str]) -> None:
-        self._command = [sys.executable, str(script), *args]
+        self._script, self._args = script, args
 
     def __call__(self, run: VerifiedRun, world: int) -> None:
         """Run to the end. If a rank fails, all are killed."""
         logs = [run.path(f"{rank}.log") for rank in range(world)]
         shared = torchrun_variables(world)
-        processes: list[subprocess.Popen[bytes]] = []
+        # One run in a process that shares nothing with the others: what depends on the hashes of
+        # strings, such as the order of a set, differs between real workers too.
+        fork = run.name != REFERENCE
+        processes: list[BaseProcess] = []
         try:
             for rank, log in enumerate(logs):
                 env = _environment(run, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-                with log.open("wb") as out:
-                    processes.append(
-                        subprocess.Popen(self._command, env=env, stdout=out, stderr=out)
-                    )
+                processes.append(start_script(self._script, self._args, env, log, fork=fork))
             failed = _first_to_fail(processes)
         finally:
             for process in processes:
                 process.kill()
-                process.wait()
+                process.join()
         if failed is not None:
             where = "alone" if world == 1 else f"as worker {failed} of {world}"
             tail = logs[failed].read_text(errors="replace").splitlines()[-MAX_LINES:]
-            raise ScriptFailedError(where, processes[failed].returncode, "\n".join(tail))
+            code = processes[failed].exitcode
+            assert code is not None
+            raise ScriptFailedError(where, code, "\n".join(tail))
 
 
 def verify(
@@ -117,11 +119,11 @@ def _gaps(reference: VerifiedRun, other: VerifiedRun, steps: range) -> list[Grad
     return [gradient_gap(ours, theirs) for ours, theirs in pairs]
 
 
-def _first_to_fail(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
+def _first_to_fail(processes: Sequence[BaseProcess]) -> int | None:
     """Wait until all have exited, or one has failed and the others had time to exit."""
     failed, deadline_s = None, inf
     while failed is None or time.monotonic() < deadline_s:
-        codes = [process.poll() for process in processes]
+        codes = [process.exitcode for process in processes]
         if failed is None:
             failed = next((rank for rank, code in enumerate(codes) if code), None)
             deadline_s = time.monotonic() + GRACE_S

@@ -45,6 +45,7 @@ from evenstep.train.roster.groups import GenerationGroups
 from evenstep.train.roster.sigterm import ScriptInterrupt, SigtermNotice
 from evenstep.train.roster.worker_info import run_settings, worker_facts
 from evenstep.train.step import Phase
+from evenstep.train.wrong_use import check_process_group
 
 log = logging.getLogger("evenstep")
 
@@ -110,6 +111,7 @@ class ElasticRoster:
         job, tracker = self._job, self._tracker
         if not (job.has_loader and job.has_model):
             raise ConfigError("session", "call prepare(model, ...) and loader(...) first")
+        check_process_group()
         check_schedulers(job.stateful.values())
         if not self._has_entered:  # else it was interrupted while it waited
             self._set_up()
