@@ -70,6 +70,20 @@ def test_workers_are_taken_over_with_the_records_before_a_bad_line(
     assert "goes on from generation 1 and step -1; newest checkpoint: none" in caplog.text
 
 
+def test_workers_of_a_generation_whose_record_is_cut_off_form_another(tmp_path: Path) -> None:
+    """Nothing is damaged, but the journal knows of generation 1 only, and a checkpoint of 2."""
+    path = tmp_path / "run" / "journal.jsonl"
+    with hosted(tmp_path / "run") as run:
+        workers = train(run)
+    with (tmp_path / "run" / "checkpoints" / "step-00000012.pt").open("wb") as file:
+        torch.save({"step": 12, "generation": 2, "state": {"a": torch.ones(3)}}, file)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    with hosted(tmp_path / "run", port=run.port) as again:
+        told = again.worker(workers[0].id, generation=2).hear(Generation)
+        assert (told.roster, told.planned) == (("w0",), False)
+        assert told.number > 2
+
+
 def empty(path: Path) -> None:
     path.write_bytes(b"")
 

@@ -19,6 +19,10 @@ def take_over(d: Draft, event: TookOver) -> None:
     d.cluster = d.brain.cluster
     if event.stopping:  # no journal has the numbers under which the end was announced
         d.used_generation = max(d.used_generation, d.number + MAX_END_ANNOUNCEMENTS)
+    if d.used_generation > d.number:
+        # Records were lost: whoever is back may train with others than those on record. All who
+        # are on record meet anew, under a number that nobody has used.
+        d.used_generation += 1
     d.skip_used_generations()
     d.facts = dict(event.facts)
     d.rostered.update(event.rostered)
