@@ -242,21 +242,37 @@ def rollouts(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module
     return model
 
 
+class Counted:
+    """A counter of the script's own."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num": self.num}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num = state["num"]
+
+
 def plain_epochs(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
-    """Epochs by `range`, a schedule that steps with each, and a sum; as if nobody ever joined."""
+    """Epochs by `range`, a schedule and a counter that go with them, and a sum."""
     model = net()
     install_faults(faults, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch))
     session.prepare(model, optimizer, scheduler)
+    epochs = Counted()
+    session.register("epochs", epochs)
     loader = session.loader(Numbers(SAMPLES), batch=BATCH)
     for _ in range(hold.num_epochs):
         for x, y in loader:
             optimizer.zero_grad()
             hold.step()
-            nn.functional.mse_loss(model(x), y).backward()
+            (nn.functional.mse_loss(model(x), y) / (1 + epochs.num)).backward()
             optimizer.step()
         scheduler.step()
+        epochs.num += 1
         if not session._roster.is_late and hold.is_over():  # a late worker sums its own values
             break
     return model

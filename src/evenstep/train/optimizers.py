@@ -60,9 +60,9 @@ class OptimizerHooks:
             self.windows.is_trusted = True
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._is_stepping = True
         self._check_reduced(optimizer)
         self._check_scaler()
+        self._is_stepping = True
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._is_stepping = False

@@ -58,8 +58,10 @@ class UpdateWindows:
         if window.num_void:
             if usual is None:
                 self._suspect[key] = window
-            elif window.num_batches != usual and self._is_wrong(window, usual):
+            elif window.num_batches < usual and self._is_wrong(window, usual):
                 raise _early(window, usual)
+            return
+        if self._job.loader.is_last:  # the last window of an epoch may be shorter
             return
         self._usual[key] = window.num_batches
         if (suspect := self._suspect.pop(key, None)) and suspect.is_early(window.num_batches):

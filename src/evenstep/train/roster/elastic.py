@@ -176,6 +176,7 @@ class ElasticRoster:
 
     def _overtake(self) -> None:
         """Discard what the script does until it is where the workers are whose state this is."""
+        self._rejoin()  # again, as in the next loop over an epoch that is over: undo the last one
         log.info("others are further on in the script, at step %d", self._job.step.number)
         self._is_overtaken = True
         self._rollback.begin_step()
