@@ -18,7 +18,7 @@ WAY_OUT = (
 )
 
 
-class Window:
+class UpdateWindow:
     """The batches between two steps of an optimizer."""
 
     def __init__(self, num_batches: int, num_void: int) -> None:
@@ -39,7 +39,7 @@ class UpdateWindows:
         self._first_step: int | None = None
         self._last: dict[int, tuple[int, int]] = {}  # batch and void steps at the last update
         self._usual: dict[int, int] = {}  # batches in a window without void steps
-        self._suspect: dict[int, Window] = {}  # seen before the usual number was known
+        self._suspect: dict[int, UpdateWindow] = {}  # seen before the usual number was known
         job.step.on_fetched.append(self._fetched)
 
     def _fetched(self) -> None:
@@ -51,7 +51,7 @@ class UpdateWindows:
         key, step = id(optimizer), self._job.step
         last_step, last_void = self._last.get(key, ((self._first_step or 0) - 1, 0))
         self._last[key] = step.batch.step, step.num_void
-        window = Window(step.batch.step - last_step, step.num_void - last_void)
+        window = UpdateWindow(step.batch.step - last_step, step.num_void - last_void)
         if self.is_trusted or not window.num_batches:  # a second step in the same batch
             return
         usual = self._usual.get(key)
@@ -73,11 +73,11 @@ class UpdateWindows:
                 f"the middle of an epoch: such a count would be wrong then. {WAY_OUT}"
             )
 
-    def _is_wrong(self, window: Window, usual: int) -> bool:
+    def _is_wrong(self, window: UpdateWindow, usual: int) -> bool:
         return window.is_early(usual) or not self._job.loader.is_last
 
 
-def _early(window: Window, usual: int) -> EvenstepError:
+def _early(window: UpdateWindow, usual: int) -> EvenstepError:
     return EvenstepError(
         f"an optimizer stepped after {window.num_batches} batches instead of {usual}, because "
         f"{window.num_void} of them had to be repeated after the loss of a worker, and the loop "
