@@ -27,11 +27,12 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path: Path, alone: Alone)
         assert all(same(result, alone(*args)) for result in run.results().values())
 
 
+@pytest.mark.parametrize("options", [(), pytest.param(("--tls",), marks=pytest.mark.long)])
 def test_a_killed_worker_and_a_killed_coordinator_are_replaced(
-    tmp_path: Path, alone: Alone
+    tmp_path: Path, alone: Alone, options: tuple[str, ...]
 ) -> None:
     """Without a coordinator the workers train on."""
-    with CliRun(tmp_path, workers="3", args=ARGS) as run:
+    with CliRun(tmp_path, workers="3", args=ARGS, options=options) as run:
         generation = run.until_step(20)["generation"]
         run.signal("w1")
         before = run.until_training(3, after=generation)
@@ -40,7 +41,7 @@ def test_a_killed_worker_and_a_killed_coordinator_are_replaced(
         log = run.folder / "logs" / "w0.log"
         known = log.read_text().count("here")
         until(lambda: log.read_text().count("here") >= known + 3)  # logged once per epoch
-        with CliRun(tmp_path, workers="3", args=ARGS) as again:
+        with CliRun(tmp_path, workers="3", args=ARGS, options=options) as again:
             after = again.until_training(3)
             assert after["generation"] == before["generation"]
             again.ask("drain", worker="w2")
