@@ -35,6 +35,19 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
+    # Loops that count by themselves are refused.
+    Mutant(
+        TRAIN + "optimizer_settings.py",
+        "            self._compare(settings)",
+        "            pass",
+        f"{LOOPS} -k counts_a_repeated_batch",
+    ),
+    Mutant(
+        TRAIN + "exchange.py",
+        "            check_settings(step.number, reports)",
+        "            pass",
+        "tests/train/test_counting.py -k learning_rates",
+    ),
     # A void step: everything is rolled back, nothing of it is kept.
     Mutant(
         TRAIN + "recover/rollback.py",

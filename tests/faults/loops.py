@@ -297,6 +297,59 @@ def miscounted(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Modu
     return model
 
 
+def rates(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Learning rates set by hand, from the session's numbers, at three places of the loop."""
+    model = net()
+    install_faults(faults, model)
+    first, *_, last = model.children()
+    optimizers = [torch.optim.SGD(part.parameters(), momentum=0.5) for part in (first, last)]
+    session.prepare(model, *optimizers)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+
+    def set_rate(i: int, rate: float) -> None:
+        optimizers[i].param_groups[0]["lr"] = rate
+
+    for epoch in session.epochs(hold.num_epochs):
+        for i, (x, y) in session.enumerate(loader):
+            set_rate(0, 0.1 / (1 + session.step))
+            faults.at("forward")
+            loss = nn.functional.mse_loss(model(x), y)
+            faults.at("backward")
+            loss.backward()
+            faults.at("reduced")
+            set_rate(1, 0.1 / (1 + session.samples))
+            for optimizer in optimizers:
+                optimizer.step()
+            model.zero_grad()
+            faults.at("stepped")
+            set_rate(0, 0.1 / (2 + i + epoch))
+    return model
+
+
+def own_rates(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """A learning rate by a counter of the script's own."""
+    model = net()
+    install_faults(faults, model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.prepare(model, optimizer)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    num = 0
+    for _ in session.epochs(hold.num_epochs):
+        for x, y in loader:
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / (1 + num)
+            num += 1
+            optimizer.zero_grad()
+            hold.step()
+            loss = nn.functional.mse_loss(model(x), y)
+            faults.at("backward")
+            loss.backward()
+            optimizer.step()
+        if hold.is_over():
+            break
+    return model
+
+
 def alternate(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     """Train two nets per batch: the second on the output of the first after its step."""
     model = nn.ModuleList([net(), net()])
@@ -526,6 +579,8 @@ LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "rollouts": rollouts,
     "plain_epochs": plain_epochs,
     "miscounted": miscounted,
+    "rates": rates,
+    "own_rates": own_rates,
     "alternate": alternate,
     "sums": sums,
     "break_early": break_early,

@@ -33,6 +33,8 @@ CASES: list[tuple[str, tuple[Fault, ...]]] = [  # in sequence; six workers at th
     ("columns", (("rank3", "reduced", 9), ("rank2", "forward", 10), ("leader", "bucket", 22))),
     ("rollouts", (("rank3", "bucket", 7), ("leader", "reduced", 14), ("rank3", "forward", 25))),
     ("rollouts", (("rank3", "reduced", 9), ("rank2", "forward", 10), ("leader", "bucket", 22))),
+    ("rates", (("rank3", "backward", 7), ("leader", "bucket", 10), ("rank3", "reduced", 22))),
+    ("rates", (("rank3", "bucket", 9), ("rank2", "stepped", 14), ("leader", "backward", 22))),
     ("alternate", (("leader", "backward", 0), ("rank3", "forward", 14), ("rank3", "stepped", 22))),
     ("alternate", (("rank3", "backward", 7), ("rank2", "bucket", 14), ("leader", "reduced", 22))),
     ("sums", (("rank3", "forward", 7), ("leader", "summed", 14), ("rank3", "bucket", 22))),
@@ -107,6 +109,27 @@ def test_a_loop_that_miscounts_repeated_batches_is_refused(step: int, tmp_path: 
     with Cluster(tmp_path, workers=3, args=args, faults=faults, script=LOOPS) as run:
         assert run.finish() != 0
         assert "Count with `for i, batch in session.enumerate(loader)`" in run.output()
+
+
+def test_a_learning_rate_by_a_counter_that_counts_a_repeated_batch_is_refused(
+    tmp_path: Path,
+) -> None:
+    faults = (("rank2", "backward", 6),)
+    args = ["--loop", "own_rates"]
+    with Cluster(tmp_path, workers=3, args=args, faults=faults, script=LOOPS) as run:
+        assert run.finish() != 0
+        assert "lr was 0.0142857 and is 0.0125" in run.output()
+
+
+def test_a_learning_rate_by_a_counter_that_begins_anew_on_a_joiner_is_refused(
+    tmp_path: Path,
+) -> None:
+    args = ["--loop", "own_rates", *HELD]
+    with Cluster(tmp_path, workers=2, args=args, script=LOOPS) as run:
+        run.until_step(3)
+        run.ask("scale", num_workers=3)
+        assert run.wait() != 0
+        assert "has another learning rate" in run.output()
 
 
 @pytest.mark.long

@@ -185,3 +185,22 @@ def test_a_loop_that_fetches_ahead_is_told_how_to() -> None:
         next(batches)
         with pytest.raises(EvenstepError, match="a loop that fetches ahead leaves that to the"):
             next(batches)
+
+
+def test_learning_rates_that_differ_between_ranks_are_refused_before_the_step() -> None:
+    nets: dict[int, torch.nn.Module] = {}
+
+    def body(session: Session) -> None:
+        training = Training(session)
+        nets[session.rank] = training.net
+        for x, y, *_ in training.loader:
+            rate = 0.1 if session.step < 2 or session.rank != 1 else 0.2
+            training.optimizer.param_groups[0]["lr"] = rate
+            torch.nn.functional.mse_loss(training.net(x), y).backward()
+            training.optimizer.step()
+
+    with pytest.raises(EvenstepError, match="in step 2 the optimizer of rank 1 has another"):
+        run_ranks(3, body)
+    first, *others = (list(net.parameters()) for net in nets.values())
+    for params in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, params, strict=True))

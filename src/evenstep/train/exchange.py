@@ -17,6 +17,7 @@ from msgspec.structs import astuple
 from evenstep.errors import EvenstepError
 from evenstep.train.measure.host_load import HostLoad
 from evenstep.train.measure.meter import Meter
+from evenstep.train.optimizer_settings import OptimizerSettings, check_settings
 from evenstep.train.plan.plans import Plans, RankPlan
 from evenstep.train.ports import NoPlanner, Planner, Roster
 from evenstep.train.reduce.loss_scale import LossScale, check_scales
@@ -29,10 +30,16 @@ class Exchange:
     """Fills in this worker's part of the pulse, and reads the sum of all parts."""
 
     def __init__(
-        self, step: Step, plans: Plans, roster: Roster, loss_scale: LossScale, host_load: HostLoad
+        self,
+        step: Step,
+        plans: Plans,
+        roster: Roster,
+        loss_scale: LossScale,
+        settings: OptimizerSettings,
+        host_load: HostLoad,
     ) -> None:
         self._step, self._plans, self._roster = step, plans, roster
-        self._loss_scale, self._host_load = loss_scale, host_load
+        self._loss_scale, self._settings, self._host_load = loss_scale, settings, host_load
         self.meter: Meter
         self.planner: Planner = NoPlanner()
         self.prefetched = 0  # batches that loader processes hold: cut by plans already announced
@@ -57,6 +64,7 @@ class Exchange:
             loss_scale=self._loss_scale.current(),
             num_updates=step.last_updates,
             data_digest=float(step.batch.digest),
+            settings_digest=self._settings.digest(),
         )
         plan = self.planner.next(step.number + 1 + self.prefetched)
         num_pending = roster.backward_done()
@@ -73,6 +81,8 @@ class Exchange:
             _check_updates(step.number, reports)
         if any(report.data_digest != reports[0].data_digest for report in reports):
             _refuse_data(step.number, reports)
+        if any(report.settings_digest != reports[0].settings_digest for report in reports):
+            check_settings(step.number, reports)
         if plan is not None:
             self._plans.extend(plan)
         if num_pending:

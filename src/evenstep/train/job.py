@@ -15,6 +15,7 @@ from evenstep.train.comm.group import CPU, Group, GroupGoneError
 from evenstep.train.data.loader import Loader
 from evenstep.train.exchange import pulse_size
 from evenstep.train.measure.meter import Meter
+from evenstep.train.optimizer_settings import OptimizerSettings
 from evenstep.train.plan.plans import LrScale, Plans
 from evenstep.train.reduce.gather import FeatureGroup
 from evenstep.train.reduce.loss_scale import LossScale
@@ -57,6 +58,7 @@ class Job:
         self.plans = Plans(self.lr_scale)
         self.loss_scale = LossScale()
         self.stateful: dict[str, Any] = {}  # optimizers, schedulers, registered objects, by name
+        self.settings = OptimizerSettings(self.step, self.stateful)
         self.num_epochs = 0  # 0: the script has not said
         self.features: FeatureGroup  # of the present generation
         self._model: Model | None = None

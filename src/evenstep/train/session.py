@@ -45,7 +45,9 @@ class Session:
         self._job, self._roster, self._observer = job, roster, observer
         self._step, self._plans = job.step, job.plans
         self._host_load = HostLoad()
-        self._exchange = Exchange(self._step, self._plans, roster, job.loss_scale, self._host_load)
+        self._exchange = Exchange(
+            self._step, self._plans, roster, job.loss_scale, job.settings, self._host_load
+        )
         self._optimizers = OptimizerHooks(
             job,
             hands_over_state=roster.hands_over_state,

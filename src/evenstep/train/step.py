@@ -63,6 +63,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     loss_scale: float = 0.0  # of its GradScalers; 1: none; 0: unknown
     num_updates: float = -1.0  # optimizer steps in the batch before; -1: it had no such batch
     data_digest: float = 0.0  # of the order in which it finds the data; equal on all ranks
+    settings_digest: float = 0.0  # of its optimizers' learning rates and the like; equal, too
 
     def to_step_report(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
         """The worker's report to the engine, with its mean compute time over similar steps."""

@@ -259,6 +259,7 @@ class ElasticRoster:
         log.info("step %d is void: %s", step.number, error)
         if isinstance(error, WorkerLostError):
             self._tracker.report_stuck(0.0)
+        self._job.settings.step_is_void()
         step.void()
         self._lost_group = True
         if not self._rollback.is_possible:
