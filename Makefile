@@ -46,7 +46,7 @@ packages:
 wheel: .venv/ready
 	$(BIN)/python .ci/wheel.py
 
-# Rewrites the tables in docs/ from the simulator.
+# Rewrites the tables in docs/ from the simulator; `python -m bench.matrix` that of docs/loops.md.
 tables: .venv/ready
 	$(BIN)/python -m bench.policies
 	$(BIN)/python -m bench.papers

@@ -1,6 +1,6 @@
-"""Runs `train.py` in a worker of the fork server, as if this process had run it.
+"""Runs a script in a worker of the fork server, as if this process had run it.
 
-    FORK_SERVER=SOCKET python warm_start.py ARGS
+    FORK_SERVER=SOCKET [WARM_SCRIPT=PATH] python warm_start.py ARGS
 
 So `evenstep run` starts workers in milliseconds. This process stands for its worker: it passes
 signals on, ends as the worker ends, and takes the worker with it if it is killed. Imports nothing
@@ -17,7 +17,7 @@ import socket
 import sys
 from contextlib import suppress
 
-SCRIPT = os.path.join(os.path.dirname(__file__), "train.py")
+SCRIPT = os.environ.get("WARM_SCRIPT", os.path.join(os.path.dirname(__file__), "train.py"))
 
 
 def main() -> None:

@@ -1,0 +1,81 @@
+"""The rows of the matrix.
+
+To add one, put a script on evenstep and its plain twin into `bench/scripts`, and a `Case` into
+`CASES`. Scripts of adapters name their packages in `requires`; where those are not installed, the
+row is left out by name.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bench.testbed.source_tree import ROOT
+
+SCRIPTS = ROOT / "bench" / "scripts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A script, run as `python SCRIPT ARGS FILE`, and what it is compared with."""
+
+    name: str
+    what: str
+    script: Path
+    plain: Path
+    args: tuple[str, ...] = ()
+    num_steps: int = 20
+    batch: int = 24
+    dtype: str = "float64"  # torch's default in all of its processes
+    limit: float = 1e-9  # largest relative error
+    not_verified: str = ""  # why `evenstep verify` refuses it
+    requires: tuple[str, ...] = ()  # packages
+
+    @property
+    def missing(self) -> list[str]:
+        """Packages that are not installed here."""
+        return [package for package in self.requires if find_spec(package) is None]
+
+    @property
+    def lines_changed(self) -> int:
+        """Lines of the script that its plain twin does not have, whatever their indentation."""
+        diff = difflib.ndiff(_code(self.plain), _code(self.script))
+        return sum(line.startswith("+ ") for line in diff)
+
+
+def _code(path: Path) -> list[str]:
+    """Lines of code, without the module's docstring, blank lines and indentation."""
+    text = path.read_text(encoding="utf-8")
+    begin = ast.parse(text).body[0].end_lineno or 0
+    return [line.strip() for line in text.splitlines()[begin:] if line.strip()]
+
+
+def _pair(name: str, what: str, **more: Any) -> Case:
+    """`bench/scripts/NAME.py` and its plain twin."""
+    plain = SCRIPTS / f"{name}_plain.py"
+    return Case(name=name, what=what, script=SCRIPTS / f"{name}.py", plain=plain, **more)
+
+
+STREAM = "streams are refused"
+
+CASES: list[Case] = [
+    _pair("classify", "epochs, schedule, clipping, evaluation", num_steps=22),
+    _pair("nanogpt", "`get_batch`, micro-steps, learning rate by iteration"),
+    _pair("resnet", "augmentation, synchronised BatchNorm, schedule by step"),
+    _pair("gan", "two networks, two optimizers"),
+    _pair("simclr", "a loss over all pairs of the batch"),
+    _pair("stream", "IterableDataset with a shuffle buffer", not_verified=STREAM),
+    # Sums of bfloat16 products are rounded for each worker's part of the batch by itself.
+    _pair("amp", "bf16 autocast, windows of four batches", dtype="float32", limit=2e-2),
+    _pair("ema", "average of the weights, windows of four batches"),
+    _pair("tokens", "padded sequences, mean over tokens"),
+    _pair("tbptt", "truncated backpropagation through time"),
+    _pair("weighted", "sampler of its own, warm-up by a count of batches"),
+    _pair("reinforce", "on-policy episodes from seeds"),
+    _pair("early", "epochs left early, schedule by held-out loss", num_steps=21),
+    _pair("attempt", "passes in a closure, as in frameworks"),
+]

@@ -1,0 +1,95 @@
+"""Runs a script on evenstep as it is; only dies or waits in it where it was told to.
+
+    python worker.py --out FOLDER SCRIPT ARGS
+
+FAULTS are those of `testbed/train.py`. At the steps of PAUSES it waits, once, before its forward
+pass until FOLDER/past-STEP exists. What was trained goes to FOLDER/result-NAME.pt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from bench.matrix.script import run_script
+from bench.testbed.train import Faults, install_faults
+from evenstep.train.session import Session
+
+RANK = os.environ.get("RANK")
+NAME = os.environ.get("EVENSTEP_WORKER") or (f"rank{RANK}" if RANK else "alone")
+POLL_S = 0.01
+
+
+class Hooks:
+    """Faults and pauses in a script that knows nothing of them."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._faults = Faults(out)
+        self._pauses = set(json.loads(os.environ.get("PAUSES", "[]")))
+        self._owner = Path("/proc", os.environ.get("HELD_BY", "self"))
+        self.session: Session | None = None
+
+    def install(self) -> None:
+        prepare, backward = Session.prepare, cast(Any, torch.Tensor.backward)
+
+        def prepare_with_hooks(session: Session, model: Any, *args: Any, **options: Any) -> Any:
+            prepared = prepare(session, model, *args, **options)
+            self.session = self._faults.session = session
+            install_faults(self._faults, model)
+            return prepared
+
+        def backward_with_hooks(tensor: torch.Tensor, *args: Any, **options: Any) -> None:
+            self._faults.at("backward")
+            backward(tensor, *args, **options)
+            self._faults.at("reduced")
+
+        patch.object(Session, "prepare", prepare_with_hooks).start()
+        patch.object(torch.Tensor, "backward", backward_with_hooks).start()
+        register_module_forward_pre_hook(self._before_forward)
+
+    def _before_forward(self, *_: object) -> None:
+        if self.session is None:
+            return
+        self._pause(self.session._step.number)
+        self._faults.at("forward")
+
+    def _pause(self, step: int) -> None:
+        if step not in self._pauses:
+            return
+        self._pauses.remove(step)
+        (self._out / f"paused-{step}-{NAME}").touch()
+        while self._owner.exists() and not (self._out / f"past-{step}").exists():
+            time.sleep(POLL_S)
+
+    def save(self) -> None:
+        """Save the model, and modules that were registered by name."""
+        assert self.session is not None, "the script never called session.prepare"
+        job = self.session._job
+        things = {"model": job.model.module, **job.stateful}
+        states = {n: t.state_dict() for n, t in things.items() if isinstance(t, torch.nn.Module)}
+        torch.save(
+            {**states, "generation": self.session.generation}, self._out / f"result-{NAME}.pt"
+        )
+
+
+def main() -> None:
+    """Run the script; if it trains to the end, save the result."""
+    assert sys.argv[1] == "--out"
+    out, script, *args = sys.argv[2:]
+    hooks = Hooks(Path(out))
+    hooks.install()
+    run_script(script, args)
+    hooks.save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The matrix of docs/loops.md: each script trains as plain torch does in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bench.matrix.cases import CASES, Case
+from bench.matrix.cells import COLUMNS, Failed, Ways
+
+SHORT = {("ema", "torchrun"), ("ema", "kill -9"), ("simclr", "alone"), ("simclr", "resume")}
+
+
+def cells() -> list[Any]:
+    return [
+        pytest.param(
+            case,
+            column,
+            id=f"{case.name}-{column}",
+            marks=[pytest.mark.long] * ((case.name, column) not in SHORT),
+        )
+        for case in CASES
+        for column in COLUMNS
+        if not (column == "verify" and case.not_verified)
+    ]
+
+
+@pytest.mark.parametrize(("case", "column"), cells())
+def test_a_script_trains_as_plain_torch_does(
+    case: Case, column: str, tmp_path: Path, seed: int
+) -> None:
+    if case.missing:
+        pytest.skip(f"needs {', '.join(case.missing)}")
+    ways = Ways(case, tmp_path / "ways", np.random.default_rng((seed, CASES.index(case))))
+    ways.measure(column)
+
+
+def test_a_script_that_trains_differently_is_seen(tmp_path: Path) -> None:
+    """Against the plain script of another case, which has an equal model."""
+    cases = {case.name: case for case in CASES}
+    other = replace(cases["ema"], plain=cases["attempt"].plain)
+    with pytest.raises(Failed, match="ema, alone: relative error"):
+        Ways(other, tmp_path / "ways", np.random.default_rng(0)).measure("alone")
