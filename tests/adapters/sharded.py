@@ -19,6 +19,7 @@ from torch.nn.functional import mse_loss
 
 import evenstep
 from evenstep.adapters import fsdp
+from evenstep.train.comm.backend import abort_gloo
 from evenstep.train.failpoint import on_failpoint
 
 
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3, help="0: until `go`")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--shares", default="", help="of the hosts, as 17,7")
+    parser.add_argument("--cut", action="store_true", help="connections of w1's second process")
     parser.add_argument("--tokens", action="store_true", help="the loss is a mean of tokens")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -72,6 +74,11 @@ def main() -> None:
                         loss = mse_loss(model(x), y)
                     hold.step()
                     faults.at(f"backward-{process}")
+                    if args.cut and (NAME, process, session.step) == ("w1", 1, 6):
+                        args.cut = False
+                        roster: Any = session._roster
+                        control = roster._groups.control
+                        abort_gloo(control._backend, control.rank, control.world)
                     (loss / len(window)).backward()
                     faults.at(f"reduced-{process}")
                 norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)

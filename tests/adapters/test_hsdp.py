@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 from bench.testbed.live_run import HELD, Fault, until
+from bench.testbed.train import INJECTED, post
 
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
@@ -67,6 +68,28 @@ def test_a_process_that_is_killed_takes_its_host_with_it(
         assert run.finish() == 0
         check(run, alone(script=SCRIPT), "w0", "w2")
         assert "Traceback" not in run.output()
+
+
+@pytest.mark.long
+def test_what_one_process_cannot_reduce_is_void_on_its_whole_host(
+    tmp_path: Path, alone: Alone
+) -> None:
+    """Only the second processes lose each other; the first ones have their sums."""
+    with hosts(tmp_path, "--cut") as run:
+        assert run.finish() == 0
+        assert "step 6 is void" in run.output()
+        check(run, alone(script=SCRIPT), "w0", "w1")
+
+
+@pytest.mark.long
+def test_a_script_that_fails_in_one_process_fails(tmp_path: Path) -> None:
+    with hosts(tmp_path, *HELD) as run:
+        run.until_step(4)
+        fault = post(run.out, "any", "forward-1", "raise")
+        assert run.wait() == 1
+        assert not fault.exists()
+        assert INJECTED in run.output()
+        assert not run.results()
 
 
 @pytest.mark.long

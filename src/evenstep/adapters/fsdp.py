@@ -15,14 +15,12 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -34,7 +32,7 @@ from evenstep.launch.die_with_parent import die_with_parent
 from evenstep.launch.environment import StaticRank, read_environment
 from evenstep.launch.logs import show_log_by_default
 from evenstep.strict import whole
-from evenstep.train.comm.host import Host, end
+from evenstep.train.comm.host import Host, OtherProcesses
 from evenstep.train.join import elastic_session, read_options
 from evenstep.train.session import Session
 
@@ -100,20 +98,19 @@ def _lead(num: int) -> Host:
             )
         )
         there.close()
-    formed = threading.Event()
-    for other in others:
-        threading.Thread(target=_watch, args=(other, formed), daemon=True).start()
-    atexit.register(_see_off, others, folder)
+    host_processes = OtherProcesses(others)
+    atexit.register(_end, host_processes, folder)
     _meet(folder.name, 0, num)
-    formed.set()
+    host_processes.have_met()
     links = tuple(here for here, _ in pairs)
-    return Host(rank=0, size=num, links=links, others=tuple(others))
+    return Host(rank=0, size=num, links=links, others=host_processes)
 
 
 def _follow(num: int) -> Host:
     """Be one of the other processes."""
     rank, fd, folder = os.environ.pop(PLACE).split(" ", 2)
     link = socket.socket(fileno=int(fd))
+    log.setLevel(logging.WARNING)  # the first process tells what concerns the worker
     _meet(folder, int(rank), num)
     return Host(rank=int(rank), size=num, links=(link,))
 
@@ -125,23 +122,9 @@ def _own_command() -> list[str]:
     return [sys.executable, *script, *sys.argv[1:]]
 
 
-def _watch(other: subprocess.Popen[bytes], formed: threading.Event) -> None:
-    """If a process of the host is killed, the host is lost: end this one in the same way."""
-    code = other.wait()
-    if code < 0:
-        log.error("process %d of this host was ended by signal %d", other.pid, -code)
-        os.kill(os.getpid(), signal.SIGKILL)
-    if not formed.is_set():  # nothing else would tell this process, which waits for that one
-        log.error("process %d of this host ended with %d before fsdp.join", other.pid, code)
-        os._exit(1)
-
-
-def _see_off(others: list[subprocess.Popen[bytes]], folder: Any) -> None:
+def _end(others: OtherProcesses, folder: tempfile.TemporaryDirectory[str]) -> None:
     """At the end of the script: the host is not gone before all of its processes are."""
-    for other in others:
-        with suppress(subprocess.TimeoutExpired):
-            other.wait(GOODBYE_S)
-    end(others)
+    others.see_off(GOODBYE_S)
     folder.cleanup()
 
 

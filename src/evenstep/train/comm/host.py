@@ -8,10 +8,13 @@ process group. They have no failures to handle: the processes of a host end toge
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,9 +22,52 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
-from evenstep.train.comm.group import GroupGoneError
+from evenstep.train.comm.group import GroupGoneError, WorkerLostError
+
+log = logging.getLogger("evenstep")
 
 LAST_WORDS_S = 1.0  # for a process whose connection has closed to be seen as ended
+FAILED_S = 5.0  # for the other processes of a host to end after the first has failed
+
+
+class OtherProcesses:
+    """Those that a host's first process has started. If one is killed, the host is lost."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
+        self._have_met = self._is_ending = False
+        for process in processes:
+            threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+
+    def have_met(self) -> None:
+        """The host's process group is made."""
+        self._have_met = True
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        if code < 0 and not self._is_ending:
+            log.error("process %d of this host was ended by signal %d", process.pid, -code)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not self._have_met:  # nothing else would tell this process, which waits for that one
+            log.error("process %d of this host ended with %d before it joined", process.pid, code)
+            os._exit(1)
+
+    def end_if_killed(self) -> None:
+        """End as a killed process does if one was killed: that is a loss, not a failed script."""
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                if process.wait(LAST_WORDS_S) < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    def see_off(self, within_s: float) -> None:
+        """Wait for all of them to end, and kill those that have not done so in time."""
+        self._is_ending = True
+        until_s = time.monotonic() + within_s
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until_s - time.monotonic()))
+            process.kill()
+            process.wait()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +77,7 @@ class Host:
     rank: int = 0
     size: int = 1
     links: tuple[socket.socket, ...] = ()  # from the first process to each other one, or to it
-    others: tuple[subprocess.Popen[bytes], ...] = ()  # that the first process has started
+    others: OtherProcesses | None = None  # on the first process
 
     @property
     def is_shared(self) -> bool:
@@ -74,28 +120,24 @@ class Host:
         """Why something failed that all processes did with other hosts; None if all succeeded."""
         if not self.is_shared:
             return lost
-        if not self.sum(torch.tensor([lost is not None])):
-            return None
-        return lost or GroupGoneError("another process of this host has lost another host")
+        kinds = (None, GroupGoneError, WorkerLostError)
+        own = 0 if lost is None else 2 if isinstance(lost, WorkerLostError) else 1
+        worst = torch.tensor([own])
+        distributed.all_reduce(worst, distributed.ReduceOp.MAX)
+        kind = kinds[int(worst)]
+        if kind is None or isinstance(lost, kind):
+            return lost
+        return kind("another process of this host has lost its connections to other hosts")
 
     def end_if_killed(self) -> None:
-        """If another process of the host was killed, end this one likewise: the host is lost."""
-        for other in self.others:
-            with suppress(subprocess.TimeoutExpired):
-                if other.wait(LAST_WORDS_S) < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+        """If an error here comes from a process of the host that was killed, end likewise."""
+        if self.others is not None:
+            self.others.end_if_killed()
 
-    def end_others(self) -> None:
-        """This process has failed: the others would wait for it."""
-        end(self.others)
+    def failed(self) -> None:
+        """The script has failed here. The other processes may wait for this one, so end them."""
+        if self.others is not None:
+            self.others.see_off(FAILED_S)
 
 
 ALONE = Host()
-
-
-def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Kill processes, and wait for them."""
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.wait()

@@ -109,7 +109,7 @@ class Control:
         self._leased_s += self.welcome.lease_s
         self._every_s = min(1.0, self.welcome.lease_s / 10)
         if host.is_first and host.links:
-            self._relay = Relay(host.links, self.welcome, self.publish)
+            self._relay = Relay(host.links, self.welcome, self.publish, self.send)
         self._threads = [
             threading.Thread(target=run, name=f"evenstep-control-{name}", daemon=True)
             for name, run in (("in", self._read), ("out", self._write))

@@ -428,14 +428,14 @@ class ElasticRoster:
     def fail(self, error: BaseException) -> None:
         """Tell the coordinator why the script failed, unless it merely exits."""
         self._failed = True
-        self._job.host.end_if_killed()
         saves = self._has_entered and self._saver.is_active and not self._job.host.is_shared
         if isinstance(error, LeaseOverError) and saves:
             self._save_committed()
         if not isinstance(error, SystemExit):
+            self._job.host.end_if_killed()
             text = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
             self._tracker.control.send(Failed(told=text[-MAX_TRACEBACK:]))
-        self._job.host.end_others()
+        self._job.host.failed()
 
     def leave(self) -> None:
         """Finish the last checkpoint, report done, and disconnect from the coordinator."""

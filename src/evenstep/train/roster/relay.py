@@ -1,8 +1,8 @@
 """Between the coordinator and the processes of a host that are one worker together.
 
 The first process has the connection. It passes on to the others what they need to hear at any time:
-generations, what other workers publish, and that the lease goes on. From them it passes on only
-what they publish; everything else that they send is said by the first process already.
+generations, what other workers publish, and that the lease goes on. From them it passes on
+what they publish, and that they were told to leave; the rest is said by the first process already.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from contextlib import suppress
 from io import BufferedReader
 
 from evenstep.messages import (
+    FromClient,
     Generation,
     Lease,
+    Leaving,
     Paused,
     Publish,
     Published,
@@ -37,8 +39,9 @@ class Relay:
         links: Sequence[socket.socket],
         welcome: Welcome,
         publish: Callable[[int, str, bytes], None],
+        send: Callable[[FromClient], None],
     ) -> None:
-        self._links, self._publish = links, publish
+        self._links, self._publish, self._send_on = links, publish, send
         self._send(welcome)
         for link in links:
             threading.Thread(
@@ -67,6 +70,8 @@ class Relay:
                 message = from_client.decode(line)
                 if isinstance(message, Publish):
                     self._publish(message.generation, message.key, message.value)
+                elif isinstance(message, Leaving):
+                    self._send_on(message)
 
 
 def follow(link: socket.socket) -> tuple[BufferedReader, socket.socket, Welcome]:
