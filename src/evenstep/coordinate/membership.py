@@ -23,7 +23,7 @@ from evenstep.errors import PlanError
 from evenstep.types import StepDone, WorkerId
 
 LEASE = msg.Lease()
-MAX_PUBLISHED = 16  # keys for each worker of a generation: its groups need one or two each
+MAX_PUBLISHED = 64  # keys for each worker of a generation: one or two for each group and process
 
 
 def membership(

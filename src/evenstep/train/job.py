@@ -12,6 +12,7 @@ from evenstep.errors import ConfigError
 from evenstep.train.comm.backend import ends_on_error, surviving_errors
 from evenstep.train.comm.cards import card_of, card_random, on_cards, set_card_random
 from evenstep.train.comm.group import CPU, Group, GroupGoneError
+from evenstep.train.comm.host import ALONE, Host
 from evenstep.train.data.loader import Loader
 from evenstep.train.exchange import pulse_size
 from evenstep.train.measure.meter import Meter
@@ -51,8 +52,8 @@ class Model:
 class Job:
     """The objects of one worker's training, shared by its session and its roster."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, host: Host = ALONE) -> None:
+        self.options, self.host = options, host
         self.step = Step()
         self.lr_scale = LrScale()
         self.plans = Plans(self.lr_scale)

@@ -10,6 +10,7 @@ from evenstep.errors import ConfigError
 from evenstep.launch.environment import CoordinatorAddress, StaticRank, read_environment
 from evenstep.launch.logs import show_log_by_default
 from evenstep.strict import override, whole
+from evenstep.train.comm.host import ALONE, Host
 from evenstep.train.job import Job, Options
 from evenstep.train.roster.fixed import FixedRoster
 from evenstep.train.session import Session
@@ -34,21 +35,33 @@ def join(
     for prices and for detecting stragglers, instead of the device's own name. `journal` is for a
     fixed roster; an elastic run keeps its own in its folder.
     """
+    options = read_options(policy, cap, min_share, seed, kind, settings)
     where = read_environment(os.environ)
+    if isinstance(where, StaticRank):
+        return fixed_session(where, options, journal=journal)
+    show_log_by_default()
+    return elastic_session(where, options)
+
+
+def read_options(
+    policy: str | dict[str, Any] = "auto",
+    cap: int | None = None,
+    min_share: int = 1,
+    seed: int = 0,
+    kind: str = "",
+    settings: dict[str, Any] | None = None,
+) -> Options:
+    """The arguments of `join`, checked."""
     overrides = [part for part in os.environ.get("EVENSTEP_SET", "").split(";") if part]
     if not isinstance(kind, str) or not kind.isprintable():
         raise ConfigError("kind", f"expected a name, got {kind!r}")
-    options = Options(
-        settings=override({"policy": policy, **settings}, overrides),
+    return Options(
+        settings=override({"policy": policy, **(settings or {})}, overrides),
         cap=None if cap is None else whole("cap", cap, 1),
         min_share=whole("min_share", min_share, 0),
         seed=whole("seed", seed),
         kind=kind,
     )
-    if isinstance(where, StaticRank):
-        return fixed_session(where, options, journal=journal)
-    show_log_by_default()
-    return elastic_session(where, options)
 
 
 def fixed_session(
@@ -60,9 +73,11 @@ def fixed_session(
     return Session(job, FixedRoster(place, job, journal=journal, observer=probe), probe)
 
 
-def elastic_session(where: CoordinatorAddress, options: Options | None = None) -> Session:
-    """A session of a run with a coordinator."""
+def elastic_session(
+    where: CoordinatorAddress, options: Options | None = None, host: Host = ALONE
+) -> Session:
+    """A session of a run with a coordinator; `host`: of which this process is a part."""
     from evenstep.train.roster.elastic import ElasticRoster
 
-    job = Job(options or Options())
+    job = Job(options or Options(), host)
     return Session(job, ElasticRoster(where, job))

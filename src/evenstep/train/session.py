@@ -28,8 +28,9 @@ from evenstep.train.measure.meter import Meter
 from evenstep.train.optimizers import OptimizerHooks
 from evenstep.train.ports import Observer, Roster
 from evenstep.train.reduce.norm_layers import NormLayers
+from evenstep.train.reduce.reduce_scatter import weigh_gradients
 from evenstep.train.reduce.reducer import Reducer
-from evenstep.train.wrong_use import check_model, check_unwrapped, refuse_ddp
+from evenstep.train.wrong_use import check_model, check_shards, check_unwrapped, refuse_ddp
 
 T = TypeVar("T")
 
@@ -104,8 +105,8 @@ class Session:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is rank 0: the one to print and save."""
-        return self._roster.rank == 0
+        """Whether this is rank 0, and its first process: the one to print and save."""
+        return self._roster.rank == 0 and self._job.host.is_first
 
     @property
     def generation(self) -> int:
@@ -140,7 +141,7 @@ class Session:
     @property
     def counted(self) -> int:
         """Samples of the batch at hand that count: 0 where it is only a stand-in."""
-        return self._step.batch.samples
+        return self._step.batch.own
 
     def shares_at(self, step: int) -> tuple[int, ...]:
         """The share of each rank at a step, as planned so far."""
@@ -159,7 +160,11 @@ class Session:
                 f"expected a torch.nn.Module, got {type(model).__name__}; give the model first: "
                 "session.prepare(model, optimizer, ...)",
             )
-        check_model(model)
+        host = self._job.host
+        if host.is_shared:
+            check_shards(model, host.size)
+        else:
+            check_model(model)
         for other in others:
             check_unwrapped(other)
         if self._job.has_model:
@@ -175,6 +180,7 @@ class Session:
             on_ready=self._exchange.fill,
             on_reduced=self._exchange.read,
             on_lost=self._roster.lost,
+            host=host,
         )
         norms, device = NormLayers(model, sync=sync_batchnorm), params[0].device
         self._exchange.meter = meter = Meter(device)
@@ -182,6 +188,8 @@ class Session:
             module=model, device=device, reducer=reducer, norms=norms, meter=meter
         )
         self._releases += [norms.release, refuse_ddp(model), self._optimizers.watch_others()]
+        if host.is_shared:
+            self._releases.append(weigh_gradients(model, self._step, host.size))
         for i, other in enumerate(others):
             if isinstance(other, torch.optim.Optimizer):
                 self._releases += self._optimizers.attach(other)
@@ -211,6 +219,8 @@ class Session:
         self._keep(name, thing)
 
     def _keep(self, name: str, thing: Any) -> None:
+        if isinstance(thing, GradScaler) and thing.is_enabled():
+            self._refuse_sharded("an enabled GradScaler")
         self._job.stateful[name] = thing
         self._job.loss_scale.add(thing)
 
@@ -266,6 +276,7 @@ class Session:
             step=self._step,
             plans=self._plans,
             roster=self._roster,
+            host=self._job.host,
             check_open=self._check_open,
             end_epoch=self._end_epoch,
             weight=weight,
@@ -364,6 +375,7 @@ class Session:
         the same points of a step. The rows of this worker begin at `session.first_row`.
         """
         self._check_open("session.gather")
+        self._refuse_sharded("session.gather")
         step = self._step
         if not step.has_batch:
             raise EvenstepError("session.gather needs a batch: call it in a loop over the loader")
@@ -387,6 +399,7 @@ class Session:
         Parts follow the roster and its shares as they are when a loop over it begins, so that all
         finish together. Add up counts with `session.sum`.
         """
+        self._refuse_sharded("session.evaluation")
         check_dataset(dataset)
         check_options(options)
         sampler = PartSampler(len(dataset), self._enter_evaluation, self._part_of, shuffle=shuffle)
@@ -423,6 +436,13 @@ class Session:
     def _average_norms(self) -> None:
         share = float(self._plans.shares_at(self._step.number - 1)[self.rank])
         self._job.model.norms.average(self._roster.sum, self.world, share)
+
+    def _refuse_sharded(self, what: str) -> None:
+        """Raise if the processes of a host shard the model."""
+        if self._job.host.is_shared:
+            raise ConfigError(
+                "fsdp.join", f"{what} is not there for hosts that shard their model: leave it out"
+            )
 
     def _check_open(self, what: str) -> None:
         """Raise if the session is closed: this call needs all workers."""

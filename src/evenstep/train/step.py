@@ -43,7 +43,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int = 0
     samples: int = 0  # that count; 0 for a stand-in
+    own: int = 0  # those of this process; all, unless the worker has several
     weight: float = 0.0  # of this worker's mean loss: its samples, or tokens
+    part: float = 1.0  # of this process in that weight
     begin: int = 0  # where they are among those of all workers
     total: int = 1  # samples of all workers
     position: int = 0  # samples of the whole job before this step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
 from typing import Any, Never
 
@@ -13,10 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from evenstep.errors import ConfigError
+from evenstep.train.comm.shards import is_sharded, loaded
 
 IGNORED_BY_DDP = "_ddp_params_and_buffers_to_ignore"  # DDP reads it of its module, when it is made
 PLAIN = "the session reduces gradients already. Give and call the plain module, and make no DDP"
-WHOLE = "each worker needs the whole parameters as plain tensors. Give a model that is not sharded"
+WHOLE = (
+    "each worker needs the whole parameters as plain tensors. Give a model that is not sharded; a "
+    "host whose processes shard one model with fully_shard joins with evenstep.adapters.fsdp.join"
+)
 
 
 class DdpRefusal:
@@ -51,23 +54,56 @@ def refuse_ddp(model: nn.Module) -> Callable[[], None]:
 
 def check_model(model: nn.Module) -> None:
     """Raise if something else reduces or shards the model's parameters."""
-    fsdp = "torch.distributed.fsdp"
-    sharded = _loaded(fsdp, "FullyShardedDataParallel"), _loaded(fsdp, "FSDPModule")
+    _check_wrappers(model)
+    sharded = loaded("torch.distributed.fsdp", "FSDPModule")
     for name, module in model.named_modules():
-        if isinstance(module, DistributedDataParallel):
-            raise ConfigError("model", f"{name or 'it'} is wrapped in DDP, but {PLAIN}")
         if isinstance(module, sharded):
             raise ConfigError("model", f"{name or 'it'} is sharded by FSDP: {WHOLE}")
     for name, param in model.named_parameters():
-        if isinstance(param, _loaded("torch.distributed.tensor", "DTensor")):
+        if is_sharded(param):
             raise ConfigError("model", f"{name} is a DTensor: {WHOLE}")
+
+
+def _check_wrappers(model: nn.Module) -> None:
+    first_fsdp = loaded("torch.distributed.fsdp", "FullyShardedDataParallel")
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise ConfigError("model", f"{name or 'it'} is wrapped in DDP, but {PLAIN}")
+        if isinstance(module, first_fsdp):
+            raise ConfigError("model", f"{name or 'it'} is sharded by FSDP: {WHOLE}")
     if _has_process_group() and _is_in_ddp(model):
         raise ConfigError("model", f"it is wrapped in DDP, but {PLAIN}")
 
 
-def _loaded(module: str, name: str) -> Any:
-    """A class, for `isinstance`, if its module is imported: importing it takes a while."""
-    return getattr(sys.modules.get(module), name, ())
+def check_shards(model: nn.Module, size: int) -> None:
+    """Raise unless the model is sharded over the processes of its host in a way that is handled."""
+    _check_wrappers(model)
+    for name, param in model.named_parameters():
+        place = f"{name} {tuple(param.shape)}"
+        if param.device.type != "cpu":
+            raise ConfigError("model", f"{place} is on {param.device}: sharded hosts are for CPUs")
+        if not is_sharded(param):
+            raise ConfigError(
+                "model",
+                f"{place} is not sharded, so each process of the host would train its own. Call "
+                "fully_shard(model) on the whole model before the optimizer is made, and ignore no "
+                "parameters",
+            )
+        layout: Any = param
+        if layout.device_mesh.size() != size or not all(p.is_shard() for p in layout.placements):
+            raise ConfigError(
+                "model",
+                f"{place} is placed as {layout.placements} on {layout.device_mesh}, but it must be "
+                f"sharded over the {size} processes of the host: fully_shard(model) without a mesh "
+                "of your own",
+            )
+    for name, module in model.named_modules():
+        if getattr(module, "running_mean", None) is not None:
+            raise ConfigError(
+                "model",
+                f"{name} keeps running statistics, which differ between the processes of a host. "
+                "Use a normalisation without them, such as LayerNorm or GroupNorm",
+            )
 
 
 def _is_in_ddp(model: nn.Module) -> bool:
@@ -90,9 +126,9 @@ def check_unwrapped(thing: Any) -> None:
         )
 
 
-def check_process_group() -> None:
-    """Raise if the script of an elastic run has made a process group with others."""
-    if _has_process_group() and distributed.get_world_size() > 1:
+def check_process_group(host_size: int) -> None:
+    """Raise if the script of an elastic run has made a process group with other workers."""
+    if _has_process_group() and distributed.get_world_size() > host_size:
         raise ConfigError(
             "torch.distributed",
             f"the script has made a process group of {distributed.get_world_size()}, but workers "

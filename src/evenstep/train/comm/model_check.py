@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from evenstep.errors import EvenstepError
+from evenstep.train.comm.shards import is_sharded, local
 from evenstep.train.comm.shared_store import SharedStore
 
 
@@ -46,8 +47,9 @@ def rows(model: torch.nn.Module) -> list[tuple[Any, ...]]:
 
 def _row(name: str, tensor: torch.Tensor, trains: bool) -> tuple[Any, ...]:
     # Tensors are sent and summed as they lie in memory, channels-last or not.
+    parts = f", {tuple(local(tensor).shape)} of it here" if is_sharded(tensor) else ""
     layout = "" if tensor.is_contiguous() else f", strides {tensor.stride()}"
-    return name, list(tensor.shape), str(tensor.dtype), trains, layout
+    return name, list(tensor.shape), str(tensor.dtype), trains, layout + parts
 
 
 def _describe(row: Any) -> str:

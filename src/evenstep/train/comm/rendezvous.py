@@ -26,28 +26,34 @@ class Board(Protocol):
 
 
 class RendezvousStore(Store):
-    """The store of one generation. c10d calls it from a thread that `close` unblocks."""
+    """The store of one generation. c10d calls it from a thread that `close` unblocks.
 
-    def __init__(self, board: Board, generation: int) -> None:
+    `prefix` keeps several groups of processes apart that meet in one generation.
+    """
+
+    def __init__(self, board: Board, generation: int, prefix: str = "") -> None:
         super().__init__()
-        self._board, self._generation = board, generation
+        self._board, self._generation, self._prefix = board, generation, prefix
         self._is_closed = False
 
     def set(self, key: str, value: bytes | str) -> None:
         """Publish a value to the other ranks of the generation."""
         data = value.encode() if isinstance(value, str) else value
-        self._board.publish(self._generation, key, data)
+        self._board.publish(self._generation, self._prefix + key, data)
 
     def get(self, key: str) -> bytes:
         """A value, waiting for it."""
         self.wait([key])
-        value = self._board.published(self._generation, key)
+        value = self._find(key)
         assert value is not None
         return value
 
+    def _find(self, key: str) -> bytes | None:
+        return self._board.published(self._generation, self._prefix + key)
+
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there."""
-        return all(self._board.published(self._generation, key) is not None for key in keys)
+        return all(self._find(key) is not None for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta = TIMEOUT) -> None:
         """Wait for keys. Raises RuntimeError, as c10d expects, if they do not come."""

@@ -9,12 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+import torch
 from msgspec.structs import replace
 from torch.utils.data import DataLoader
 
 from evenstep.decide.learning_rate import global_batch
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.strict import whole
+from evenstep.train.comm.host import Host
 from evenstep.train.data.share_sampler import ShareSampler
 from evenstep.train.data.source import Kept, Selection, check_options, is_stream
 from evenstep.train.plan.plans import Plans
@@ -57,6 +59,7 @@ class Loader:
         step: Step,
         plans: Plans,
         roster: Roster,
+        host: Host,
         check_open: Callable[[str], None],
         end_epoch: Callable[[], None],
         weight: Weight | None,
@@ -71,7 +74,7 @@ class Loader:
         self.order = selection.order_of(dataset)
         self.dataset = dataset
         self.batch = selection.batch
-        self._step, self._plans, self._roster = step, plans, roster
+        self._step, self._plans, self._roster, self._host = step, plans, roster, host
         self._check_open, self._end_epoch = check_open, end_epoch
         self._weight, self._observer = weight, observer
         self.epoch = self.cursor = 0  # the epoch, and the sample of it, that comes next
@@ -89,7 +92,7 @@ class Loader:
             dataset = Kept(selection.transform)
         if observer is not None:
             dataset, options = observer.watch_data(dataset, options)
-        self._sampler = ShareSampler(self.order, plans.shares_at, roster.rank)
+        self._sampler = ShareSampler(self.order, plans.shares_at, roster.rank, host)
         self._loader = DataLoader(dataset, batch_sampler=self._sampler, **options)
         self._batches: Iterator[Any] = iter(())
         self.prefetched = self._loader.num_workers * (self._loader.prefetch_factor or 0)
@@ -299,17 +302,21 @@ class Loader:
         batch = self._sampler.batches.popleft()
         assert batch.step == self._step.number, "batches come in the order in which they were drawn"
         if self._observer is not None:
-            data = self._observer.begin_step(data, batch.samples)
-        weight = float(batch.samples)
-        if self._weight is not None and batch.samples:
-            weight = float(self._weight(data))
-            if not 0 <= weight < math.inf:
+            data = self._observer.begin_step(data, batch.own)
+        own = float(batch.own)
+        if self._weight is not None and batch.own:
+            own = float(self._weight(data))
+            if not 0 <= own < math.inf:
                 raise EvenstepError(
-                    f"weight=... returned {weight} for the batch of step {batch.step}; it must "
+                    f"weight=... returned {own} for the batch of step {batch.step}; it must "
                     "return what the batch's mean loss counts for, such as its number of tokens: a "
                     "finite number that is not negative"
                 )
-        self._step.fetched(replace(batch, weight=weight), began_s)
+        weight = float(batch.samples)
+        if self._weight is not None:
+            weight = float(self._host.sum(torch.tensor([own], dtype=torch.float64)))
+        part = own / weight if weight else 0.0
+        self._step.fetched(replace(batch, weight=weight, part=part), began_s)
         self._batch_end, self._loop.index = self.cursor + batch.total, self._index
         return data
 

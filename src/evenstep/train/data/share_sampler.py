@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
+from evenstep.train.comm.host import ALONE, Host
 from evenstep.train.data.order import Order
 from evenstep.train.step import Batch
 
@@ -20,9 +21,13 @@ class ShareSampler(Sampler[list[Any]]):
     """
 
     def __init__(
-        self, order: Order, shares_at: Callable[[int], tuple[int, ...]], rank: int
+        self,
+        order: Order,
+        shares_at: Callable[[int], tuple[int, ...]],
+        rank: int,
+        host: Host = ALONE,
     ) -> None:
-        self.order, self.rank = order, rank
+        self.order, self.rank, self._host = order, rank, host
         self.epoch = self.begin = self.step = 0  # where to begin: epoch, sample of it, and step
         self.num_before = 0  # samples of earlier epochs
         self.batches: deque[Batch] = deque()  # one for each that was drawn
@@ -36,10 +41,13 @@ class ShareSampler(Sampler[list[Any]]):
             if end == begin:
                 return
             low, high = ranges[self.rank]
+            samples = high - low
+            low, high = self._host.part(low, high)
             batches.append(
                 Batch(
                     step=step,
-                    samples=high - low,
+                    samples=samples,
+                    own=high - low,
                     begin=low if high > low else 0,  # a stand-in is the batch's first sample
                     total=end - begin,
                     position=num_before + begin,

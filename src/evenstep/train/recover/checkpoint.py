@@ -24,6 +24,7 @@ import torch
 from evenstep import __version__
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.lines import sync_folder
+from evenstep.train.comm.shards import whole
 from evenstep.train.failpoint import failpoint
 from evenstep.train.recover.flatten import bytes_of, flatten, tensor_paths, unflatten
 from evenstep.train.recover.state import TrainingState
@@ -93,7 +94,7 @@ class Checkpoints:
 
         A snapshot that is still waiting for an earlier one to be written is replaced.
         """
-        structure, tensors = state.flatten()
+        structure, tensors = state.flatten(take=whole)
         with self._lock:
             reusable = self._pending.tensors if self._pending is not None else self._reusable
             self._pending, self._reusable = None, []

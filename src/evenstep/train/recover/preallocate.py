@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from evenstep.train.comm.shards import is_sharded
+
 log = logging.getLogger("evenstep")
 
 
@@ -46,7 +48,7 @@ def preallocate(optimizer: torch.optim.Optimizer) -> None:
     and the state is received all the same.
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    if optimizer.state or any(p.device.type != "cpu" for p in params):
+    if optimizer.state or any(p.device.type != "cpu" or is_sharded(p) for p in params):
         return
     small = [_small(p) for p in params]
     try:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from evenstep.errors import ConfigError
+from evenstep.train.comm.shards import is_sharded, like, local, part_of
 from evenstep.train.recover.flatten import flatten
+
+Take = Callable[[torch.Tensor], torch.Tensor]
 
 COMPILED = "_orig_mod."  # torch.compile puts it into the names of a model's tensors
 
@@ -35,21 +38,26 @@ class TrainingState:
         self.models, self.stateful, self.plain = models, stateful, plain
         self.torn = False  # partly overwritten: unusable until `apply` succeeds
 
-    def collect(self, *, grads: bool = False) -> dict[str, Any]:
-        """Everything as one tree, holding the tensors themselves, not copies."""
+    def collect(self, *, grads: bool = False, take: Take = local) -> dict[str, Any]:
+        """Everything as one tree, holding the tensors themselves, not copies.
+
+        Of tensors that the host's processes shard, what `take` returns: the part that is here.
+        """
         tree = {
-            "models": {name: dict(_tensors(model)) for name, model in self.models.items()},
-            "things": {name: obj.state_dict() for name, obj in self.stateful.items()},
+            "models": {name: dict(_tensors(model, take)) for name, model in self.models.items()},
+            "things": {name: _state_of(obj, take) for name, obj in self.stateful.items()},
             "plain": self.plain,
         }
         if grads:
             tree["grads"] = {name: dict(_grads(model)) for name, model in self.models.items()}
         return tree
 
-    def flatten(self, *, grads: bool = False) -> tuple[bytes, list[torch.Tensor]]:
+    def flatten(
+        self, *, grads: bool = False, take: Take = local
+    ) -> tuple[bytes, list[torch.Tensor]]:
         """The structure and the tensors of `collect()`; unsupported values raise by name."""
         try:
-            return flatten(self.collect(grads=grads))
+            return flatten(self.collect(grads=grads, take=take))
         except ConfigError as e:
             raise ConfigError(e.field.removeprefix("things."), e.problem) from None
 
@@ -86,19 +94,64 @@ class TrainingState:
             if "grads" in tree:
                 for key, param in _params(model):
                     grad = tree["grads"][name].get(key)
-                    param.grad = None if grad is None else grad.to(param.device)
+                    param.grad = None if grad is None else like(grad.to(param.device), param)
         for name, obj in self.stateful.items():
             try:
-                obj.load_state_dict(tree["things"][name])
+                obj.load_state_dict(_with_params(obj, tree["things"][name], like))
             except (ValueError, KeyError, RuntimeError) as e:
                 raise ConfigError(name, f"cannot load the run's state: {e}") from e
         self.plain = dict(tree["plain"])
         self.torn = False
 
+    def parts_of(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """A tree of whole tensors, with the parts that belong here of those that are sharded."""
+        models = {
+            name: {
+                **tree["models"][name],
+                **{
+                    key: part_of(tree["models"][name][key], param)
+                    for key, param in _params(model)
+                    if key in tree["models"][name]
+                },
+            }
+            for name, model in self.models.items()
+            if name in tree["models"]
+        }
+        things = {
+            name: _with_params(self.stateful.get(name), state, part_of)
+            for name, state in tree["things"].items()
+        }
+        return {**tree, "models": {**tree["models"], **models}, "things": things}
 
-def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+
+def _state_of(obj: Stateful, take: Take) -> dict[str, Any]:
+    return _with_params(obj, obj.state_dict(), lambda value, _: take(value))
+
+
+def _with_params(
+    obj: Any, state: dict[str, Any], change: Callable[[torch.Tensor, Any], torch.Tensor]
+) -> dict[str, Any]:
+    """An optimizer's state, with the values that belong to sharded parameters changed."""
+    if not isinstance(obj, torch.optim.Optimizer):
+        return state
+    params = [param for group in obj.param_groups for param in group["params"]]
+    if not any(map(is_sharded, params)):
+        return state
+
+    def changed(param: Any, value: Any) -> Any:
+        shapes = param.shape, local(param).shape
+        return change(value, param) if torch.is_tensor(value) and value.shape in shapes else value
+
+    values = {
+        index: {name: changed(params[index], value) for name, value in own.items()}
+        for index, own in state["state"].items()
+    }
+    return {**state, "state": values}
+
+
+def _tensors(model: torch.nn.Module, take: Take = local) -> Iterator[tuple[str, torch.Tensor]]:
     for name, param in _params(model):
-        yield name, param.detach()
+        yield name, take(param.detach())
     for name, buffer in model.named_buffers():
         for dim, stride in enumerate(buffer.stride()):
             if stride == 0 and buffer.shape[dim] > 1:  # expanded: it is one element in memory
@@ -109,7 +162,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _grads(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, param in _params(model):
         if param.grad is not None:
-            yield name, param.grad
+            yield name, local(param.grad)
 
 
 def _params(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

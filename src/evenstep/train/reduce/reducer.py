@@ -26,6 +26,8 @@ from torch.distributed.distributed_c10d import Work
 
 from evenstep.errors import EvenstepError
 from evenstep.train.comm.group import Group, GroupGoneError, SupersededError
+from evenstep.train.comm.host import ALONE, Host
+from evenstep.train.comm.shards import like, local
 from evenstep.train.comm.transfer import await_closed
 from evenstep.train.reduce.early_abort import register_abort_hooks
 from evenstep.train.step import Step
@@ -43,7 +45,7 @@ class Bucket:
         self, params: Sequence[torch.nn.Parameter], device: torch.device, num_extra: int = 0
     ) -> None:
         self.params = list(params)
-        sizes, dtype = [p.numel() for p in self.params], self.params[0].dtype
+        sizes, dtype = [local(p).numel() for p in self.params], self.params[0].dtype
         self._num = sum(sizes) * (2 if dtype.is_complex else 1)  # a complex number is summed as two
         # On the device where the group reduces: host memory, if GPUs and CPUs train together. With
         # spare capacity for when more workers join.
@@ -51,7 +53,8 @@ class Bucket:
             self._num + 4 * num_extra, dtype=_real_part(dtype), device=device
         )
         gradients = self._buffer[: self._num].view(dtype)
-        self.views = list(map(_like, gradients.split(sizes), self.params))
+        self.views = list(map(_like, gradients.split(sizes), map(local, self.params)))
+        self.grads = list(map(like, self.views, self.params))  # the same, as parameters have them
         self.filled: set[int] = set()  # indices of the parameters whose gradients are in
         self.work: Work | None = None
         self.lent_to: Group | None = None  # whose all-reduce may still write to it
@@ -80,11 +83,11 @@ class Bucket:
         if grad is None or weight == 0:
             view.zero_()  # not a product: a stand-in's gradient may be NaN
         elif grad.device == view.device:
-            torch.mul(grad, weight, out=view)
+            torch.mul(local(grad), weight, out=view)
         else:
-            view.copy_(grad).mul_(weight)
+            view.copy_(local(grad)).mul_(weight)
         if grad is not None and grad.device == view.device:
-            param.grad = view  # frees autograd's copy now, not all of them at the end
+            param.grad = self.grads[index]  # frees autograd's copy now, not all of them at the end
         self.filled.add(index)  # last: another device's thread may be about to start the all-reduce
 
     def fill_up(self, weight: float) -> None:
@@ -102,13 +105,13 @@ class Bucket:
         """Give the parameters their reduced gradients; None where no worker used a parameter."""
         if scale != 1.0:
             self.flat.mul_(scale)
-        for param, view, is_used in zip(self.params, self.views, used, strict=True):
+        for param, grad, is_used in zip(self.params, self.grads, used, strict=True):
             if not is_used:
                 param.grad = None
-            elif param.device == view.device:
-                param.grad = view  # no copy: the buffer is the gradient until the next pass
+            elif param.device == grad.device:
+                param.grad = grad  # no copy: the buffer is the gradient until the next pass
             else:
-                param.grad = view.to(param.device)
+                param.grad = grad.to(param.device)
         self.filled.clear()
         self.work, self.lent_to = None, None
 
@@ -144,7 +147,9 @@ class Reducer:
         on_ready: Callable[[list[bool], float], torch.Tensor],
         on_reduced: Callable[[torch.Tensor], tuple[float, list[bool]]],
         on_lost: Callable[[GroupGoneError], None],
+        host: Host = ALONE,
     ) -> None:
+        self._host = host
         self._params = [p for p in params if p.requires_grad]
         self.known = {id(p) for p in self._params}  # parameters whose gradients are reduced
         self._step, self._own_squared_norm = step, 0.0  # of this worker's mean gradient
@@ -294,14 +299,19 @@ class Reducer:
         return [p.grad is not None and counts for b in self.buckets for p in b.params]
 
     def _finish(self) -> None:
-        """The end of backward: reduce what is left, and wait for all all-reduces."""
+        """The end of backward: complete the sums, unless a worker was lost."""
         self._pass = None
         self._step.num_passes += 1
         if not self._step.is_void:
+            lost: GroupGoneError | None = None
             try:
-                self._reduce()
+                self._sum()
             except GroupGoneError as e:
-                self._on_lost(e)
+                lost = e
+            if (lost := self._host.agree(lost)) is not None:
+                self._on_lost(lost)
+            else:
+                self._hand_out()
         if self._step.is_void:
             self.fill_missing()
         if self.after is not None:
@@ -311,10 +321,11 @@ class Reducer:
         """Give every parameter some gradient: the rest of the loop's body may look at it."""
         for param, (bucket, index) in self._index_of.items():
             if param.grad is None:
-                view = bucket.views[index]
-                param.grad = view if view.device == param.device else torch.zeros_like(param)
+                grad = bucket.grads[index]
+                param.grad = grad if grad.device == param.device else torch.zeros_like(param)
 
-    def _reduce(self) -> None:
+    def _sum(self) -> None:
+        """Reduce what is left, and wait for all all-reduces."""
         if self._given_up:
             raise SupersededError(self._given_up)
         for bucket in self.buckets[self._next :]:
@@ -326,6 +337,10 @@ class Reducer:
             self.group.wait(bucket.work)
         self._control.wait(self._pulse_work)
         self._pulse_work = None
+
+    def _hand_out(self) -> None:
+        """Give the parameters their gradients."""
+        self._host.from_first(self._pulse)
         scale, used = self._on_reduced(self._pulse)
         self._step.grad_squared_norm = 0.0
         if self._step.measures_noise:
@@ -365,7 +380,7 @@ def _real_part(dtype: torch.dtype) -> torch.dtype:
     return dtype.to_real() if dtype.is_complex else dtype
 
 
-def _like(piece: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
+def _like(piece: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
     """A piece of the buffer with the shape and memory layout of a parameter."""
     dense = torch.empty_like(param, device="meta").stride() == param.stride()  # no gaps, no overlap
     return piece.as_strided(param.shape, param.stride()) if dense else piece.view(param.shape)

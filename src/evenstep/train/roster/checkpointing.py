@@ -12,6 +12,7 @@ from evenstep.coordinate.term import read_term
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.identity import run_id
 from evenstep.messages import Welcome
+from evenstep.train.comm.shards import reshard, whole
 from evenstep.train.job import Job
 from evenstep.train.recover.checkpoint import Checkpoints
 from evenstep.train.recover.state import TrainingState
@@ -71,7 +72,7 @@ class CheckpointSaver:
                 "coordinator's host",
             )
         if found is not None:
-            self._state.apply(found.tree)
+            self._state.apply(self._state.parts_of(found.tree))
             self._job.load_plain_state(self._state.plain)
             log.info("resuming from %s at step %d", found.path.name, self._job.step.number)
 
@@ -88,7 +89,11 @@ class CheckpointSaver:
             return
         self._saved_s, self._saved_step = time.monotonic(), step.number
         self._state.plain = self._job.plain_state()
-        self._checkpoints.save(step.number, self._state)
+        reshard(self._job.model.module)
+        if self._job.host.is_first:
+            self._checkpoints.save(step.number, self._state)
+        else:
+            self._state.flatten(take=whole)  # takes part in making sharded tensors whole
         if wait:
             self._checkpoints.close()
 

@@ -56,7 +56,9 @@ from evenstep.messages import (
     from_client,
     to_client,
 )
+from evenstep.train.comm.host import ALONE, Host
 from evenstep.train.roster.links import Links
+from evenstep.train.roster.relay import Relay, follow
 from evenstep.wire import MAX_BYTES
 
 log = logging.getLogger("evenstep")
@@ -73,11 +75,15 @@ class NotWelcomeError(EvenstepError, ConnectionError):
 class Control:
     """The connection, and everything that the coordinator has sent.
 
-    `progress` returns the content of a heartbeat.
+    `progress` returns the content of a heartbeat. If a host's processes are one worker, the first
+    one is connected to the coordinator, and the others to it.
     """
 
-    def __init__(self, where: CoordinatorAddress, progress: Callable[[], Alive]) -> None:
-        self._where, self._progress = where, progress
+    def __init__(
+        self, where: CoordinatorAddress, progress: Callable[[], Alive], host: Host = ALONE
+    ) -> None:
+        self._where, self._progress, self._host = where, progress, host
+        self._relay: Relay | None = None
         self._links = Links(where.address, where.token, self.send)
         self._lock = threading.Condition()
         self._socket: socket.socket | None = None
@@ -102,6 +108,8 @@ class Control:
         self.welcome = await_coordinator(self._dial)
         self._leased_s += self.welcome.lease_s
         self._every_s = min(1.0, self.welcome.lease_s / 10)
+        if host.is_first and host.links:
+            self._relay = Relay(host.links, self.welcome, self.publish, self.send)
         self._threads = [
             threading.Thread(target=run, name=f"evenstep-control-{name}", daemon=True)
             for name, run in (("in", self._read), ("out", self._write))
@@ -185,6 +193,8 @@ class Control:
             if self._socket is not None:
                 _hang_up(self._socket)
         self._threads[0].join(DIAL_S)
+        if self._relay is not None:
+            self._relay.close()
 
     # The two threads.
 
@@ -237,6 +247,8 @@ class Control:
             self._outbox.put(line)
 
     def _receive(self, message: ToClient) -> None:
+        if self._relay is not None:
+            self._relay.pass_on(message)
         with self._lock:
             match message:
                 case Generation(number=number, planned=planned):
@@ -294,6 +306,9 @@ class Control:
 
     def _dial(self) -> Welcome:
         """Connect where the coordinator was, or where the run folder says that it is now."""
+        if not self._host.is_first:
+            self._lines, self._socket, welcome = follow(self._host.links[0])
+            return welcome
         try:
             return self._dial_at(self._where)
         except (OSError, ValueError):

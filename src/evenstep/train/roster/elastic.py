@@ -23,6 +23,7 @@ from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import Began, Done, Failed, Generation, Leaving, Ready
 from evenstep.train.comm.group import GroupGoneError, WorkerLostError
 from evenstep.train.comm.model_check import model_digest
+from evenstep.train.comm.shards import reshard
 from evenstep.train.comm.transfer import await_closed
 from evenstep.train.exchange import pulse_size
 from evenstep.train.job import Job
@@ -64,10 +65,10 @@ class ElasticRoster:
         self.rank, self.world, self.is_late = 0, 1, False
         self._job = job
         self._token = where.token
-        self._tracker = GenerationTracker(where, job.step)
+        self._tracker = GenerationTracker(where, job.step, job.host)
         log.info("admitted to the run at %s as %s", where, self._tracker.worker)
         control = self._tracker.control
-        self._groups = GenerationGroups(control, where.address, self._tracker.check)
+        self._groups = GenerationGroups(control, where.address, self._tracker.check, job.host.rank)
         self._planner = RemotePlanner(self._tracker, control)
         self._sigterm = SigtermNotice(lambda: control.send(Leaving(why="SIGTERM")))
         self._interrupt = ScriptInterrupt(self._leave_script)
@@ -111,7 +112,7 @@ class ElasticRoster:
         job, tracker = self._job, self._tracker
         if not (job.has_loader and job.has_model):
             raise ConfigError("session", "call prepare(model, ...) and loader(...) first")
-        check_process_group()
+        check_process_group(job.host.size)
         check_schedulers(job.stateful.values())
         if not self._has_entered:  # else it was interrupted while it waited
             self._set_up()
@@ -143,16 +144,18 @@ class ElasticRoster:
         step.on_fetched.insert(0, self._rollback.begin_step)  # before the meter starts
         step.on_reduced.append(tracker.stop_waiting)
         model.reducer.warm_up(pulse_size(PULSE_WORKERS))
-        model.reducer.give_up_if(tracker.superseded, model.module)
+        if not job.host.is_shared:  # else the processes of the host would be out of step
+            model.reducer.give_up_if(tracker.superseded, model.module)
         if tracker.welcome.underway:
             self._catch_up.preallocate()
 
     def settle(self, *, in_loop: bool) -> int:
         """Repeat a void step with the survivors, or make the change that the leader passed on."""
-        tracker, step = self._tracker, self._job.step
+        tracker, step, host = self._tracker, self._job.step, self._job.host
         tracker.check_membership()  # a worker that trains alone never waits, and would not notice
         self._rejoin()
-        if self._lost_group or tracker.newest > self.generation:  # a step begun now would be void
+        newest = host.first_decides(lambda: tracker.newest)
+        if self._lost_group or newest > self.generation:  # a step begun now would be void
             self._regroup(may_rest=in_loop)
         if step.is_void:
             self._rollback.finish()
@@ -165,7 +168,7 @@ class ElasticRoster:
         self.is_late = False
         if step.phase is Phase.ADOPTED:  # in the middle of a batch: others may be further on in it
             self._overtake()
-        elif self._saver.is_due:
+        elif self._saver.is_active and host.first_decides(lambda: self._saver.is_due):
             self._saver.save()
         return self.generation
 
@@ -216,7 +219,7 @@ class ElasticRoster:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all workers, repeated in the next generation if the group fails."""
         try:
-            return self._sum(values)
+            return self._sum(self._job.host.sum(values))
         finally:
             self._tracker.stop_waiting()
 
@@ -239,18 +242,20 @@ class ElasticRoster:
                 continue
             if step.is_void:  # on all workers: the result is discarded with the step
                 return torch.zeros_like(values)
-            mine = values.clone()
+            mine, lost = values.clone(), None
             try:
                 self._groups.control.sum(mine)
             except GroupGoneError as e:
-                if step.has_batch and not self._is_reduced:
-                    self.lost(e)  # the batch was cut for a roster that is gone
-                    return torch.zeros_like(values)
-                log.info("repeating a sum: %s", e)
-                self._lost_group = True
-                self._close_groups()
+                lost = e
+            if (lost := self._job.host.agree(lost)) is None:
+                self._catch_up.summed(mine)
                 continue
-            self._catch_up.summed(mine)
+            if step.has_batch and not self._is_reduced:
+                self.lost(lost)  # the batch was cut for a roster that is gone
+                return torch.zeros_like(values)
+            log.info("repeating a sum: %s", lost)
+            self._lost_group = True
+            self._close_groups()
         return self._catch_up.last_sum(values)
 
     def lost(self, error: GroupGoneError) -> None:
@@ -283,6 +288,7 @@ class ElasticRoster:
         tracker, job, step = self._tracker, self._job, self._job.step
         if step.is_void:
             self._rollback.restore()  # again: the pass may have run on after the group was lost
+        reshard(job.model.module)
         while True:
             generation = tracker.next(planned)
             began_s = time.monotonic()
@@ -297,17 +303,20 @@ class ElasticRoster:
                 continue
             if tracker.worker not in generation.roster:
                 self._leave_roster(generation)
+            had_trained, lost = False, None
             try:
                 self.rank, self.world = tracker.enter(generation)
                 self._groups.form(generation, self.rank, self.world)
                 control, make = self._groups.control, self._groups.make
                 job.connect(control, make, on_wait=self._waited, on_lost=self.lost)
                 had_trained = self._catch_up.run(control, tracker.welcome.resume)
-                break
             except GroupGoneError as e:
-                log.info("generation %d did not form: %s", generation.number, e)
-                if isinstance(e, WorkerLostError):
-                    tracker.report_stuck(0.0)
+                lost = e
+            if (lost := job.host.agree(lost)) is None:
+                break
+            log.info("generation %d did not form: %s", generation.number, lost)
+            if isinstance(lost, WorkerLostError):
+                tracker.report_stuck(0.0)
         self._lost_group = False
         tracker.began_training()
         self._take_terms(generation)
@@ -323,6 +332,12 @@ class ElasticRoster:
         job, tracker, step = self._job, self._tracker, self._job.step
         self._saver.set_active(generation.saves == tracker.worker)
         job.plans.restart([RankPlan(from_step=step.number, shares=generation.shares)])
+        if generation.measures and job.host.is_shared:
+            raise ConfigError(
+                "batch.lr_rule",
+                "adascale needs the norms of whole gradients, and the processes of this host have "
+                "shards of them. Choose another rule: linear, sqrt or none",
+            )
         step.measures_noise = generation.measures
         job.plans.warmup_steps = generation.lr_warmup_steps
         if generation.lr_factor != job.lr_scale.target:
@@ -352,7 +367,8 @@ class ElasticRoster:
         """End this worker: the next generation is without it."""
         worker = self._tracker.worker
         self._interrupt.close()
-        if worker == generation.saves:
+        # Processes of a shared host make a checkpoint together: not where each happens to be.
+        if worker == generation.saves and not (interrupts and self._job.host.is_shared):
             self._save_committed(interrupts=interrupts)
         log.info("%s", leave_message(worker, self._job.step.number, generation))
         asked = generation.planned or worker in generation.spares
@@ -413,11 +429,14 @@ class ElasticRoster:
     def fail(self, error: BaseException) -> None:
         """Tell the coordinator why the script failed, unless it merely exits."""
         self._failed = True
-        if isinstance(error, LeaseOverError) and self._has_entered and self._saver.is_active:
+        saves = self._has_entered and self._saver.is_active and not self._job.host.is_shared
+        if isinstance(error, LeaseOverError) and saves:
             self._save_committed()
         if not isinstance(error, SystemExit):
+            self._job.host.end_if_killed()
             text = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
             self._tracker.control.send(Failed(told=text[-MAX_TRACEBACK:]))
+        self._job.host.failed()
 
     def leave(self) -> None:
         """Finish the last checkpoint, report done, and disconnect from the coordinator."""

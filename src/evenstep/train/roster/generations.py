@@ -9,6 +9,7 @@ from evenstep.coordinate.client import UnreachableError
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import Alive, Generation, Stuck, Welcome
 from evenstep.train.comm.group import SupersededError
+from evenstep.train.comm.host import ALONE, Host
 from evenstep.train.roster.control import Control, NotWelcomeError
 from evenstep.train.step import Step
 
@@ -30,8 +31,8 @@ class LeaseOverError(LeftError):
 class GenerationTracker:
     """This worker's id, generation and progress, and its connection to the coordinator."""
 
-    def __init__(self, where: CoordinatorAddress, step: Step) -> None:
-        self._step = step
+    def __init__(self, where: CoordinatorAddress, step: Step, host: Host = ALONE) -> None:
+        self._step, self._host = step, host
         self.generation = 0
         self.has_trained = False  # in this or an earlier generation, since it last was a spare
         self._is_spare = False
@@ -41,7 +42,7 @@ class GenerationTracker:
         self._reported_stuck = 0
         self._formed = 0  # the newest generation that has formed, or that this worker rests in
         try:
-            self.control = Control(where, self._progress)
+            self.control = Control(where, self._progress, host)
         except (UnreachableError, NotWelcomeError) as e:
             log.error("this worker has no part in the run: %s", e)
             raise LeftError(EVICTED) from None
@@ -108,6 +109,12 @@ class GenerationTracker:
 
     def next(self, planned: int = 0) -> Generation:
         """Wait for the generation to move to: one that takes effect at once, or the planned one."""
+        number = self._host.first_decides(lambda: self._await_next(planned))
+        while number not in self.control.generations:  # the first process heard of it first
+            self.control.wait(0.05)
+        return self.control.generations[number]
+
+    def _await_next(self, planned: int) -> int:
         self.waiting, warned = True, False
         while True:
             number = self.newest
@@ -115,7 +122,7 @@ class GenerationTracker:
                 number = planned
             if number > self.generation:
                 self.waiting = False
-                return self.control.generations[number]
+                return number
             self.check_membership()
             if self.control.paused and not warned:
                 warned = True

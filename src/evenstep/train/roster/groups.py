@@ -20,11 +20,13 @@ class GenerationGroups:
     """Meets the other ranks of a generation, and makes groups with them.
 
     `check` is called during every wait, and raises if waiting on makes no sense. `address` is where
-    other ranks can reach this one.
+    other ranks can reach this one. If workers have several processes each, those with the same
+    `place` on their hosts meet.
     """
 
-    def __init__(self, board: Board, address: str, check: Check) -> None:
+    def __init__(self, board: Board, address: str, check: Check, place: int = 0) -> None:
         self._board, self._address, self._check = board, address, check
+        self._prefix = f"process{place}/" if place else ""
         self._number = self._rank = self._world = 0
         self._groups: list[Group] = []
         self._store: RendezvousStore | None = None
@@ -33,7 +35,7 @@ class GenerationGroups:
     def form(self, generation: Generation, rank: int, world: int) -> None:
         """Meet the other ranks of a generation, and make its control group."""
         self._number, self._rank, self._world = generation.number, rank, world
-        self._store = RendezvousStore(self._board, generation.number)
+        self._store = RendezvousStore(self._board, generation.number, self._prefix)
         failpoint("rendezvous")
         self._await_ranks(self._store)
         self.control = self.make("control", CPU)
