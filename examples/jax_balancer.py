@@ -17,21 +17,26 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
 
 from evenstep import Balancer
+
+Vector = NDArray[np.float64]
 
 BATCH, PAD, LEARNING_RATE = 96, 16, 0.2
 SLOWNESS = (1.0, 1.0, 4.0)  # of each process
 SECONDS_PER_SAMPLE = 0.001  # of a process as fast as the first
 
 
-def loss(params, x, y, weight):
+def loss(params: dict[str, Any], x: Vector, y: Vector, weight: Vector) -> Any:
     """Weighted sum of the samples' losses; padding has weight 0."""
     hidden = jnp.tanh(x @ params["w1"] + params["b1"])
     return (weight * (hidden @ params["w2"] - y) ** 2).sum()
@@ -40,7 +45,7 @@ def loss(params, x, y, weight):
 gradient = jax.jit(jax.grad(loss))
 
 
-def padded_gradient(params, x, y):
+def padded_gradient(params: dict[str, Any], x: Vector, y: Vector) -> Vector:
     """Gradient of the part of the batch's mean loss that these samples have, as one vector.
 
     JAX compiles once for each shape, so shares are padded to a few sizes.
@@ -51,13 +56,13 @@ def padded_gradient(params, x, y):
     return np.asarray(ravel_pytree(gradient(params, x, y, weight))[0])
 
 
-def make_sum(num_workers):
+def make_sum(num_workers: int) -> Callable[[Vector], Vector]:
     """A function that sums a vector over all processes."""
     mesh = Mesh(np.array(jax.devices()), ("worker",))
     rows, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["worker"], []))
     add = jax.jit(lambda matrix: matrix.sum(0), out_shardings=everywhere)
 
-    def sum_over_workers(vector):
+    def sum_over_workers(vector: Vector) -> Vector:
         shape = (num_workers, len(vector))
         matrix = jax.make_array_from_process_local_data(rows, vector[None], shape)
         return np.asarray(add(matrix).addressable_data(0))
@@ -65,19 +70,19 @@ def make_sum(num_workers):
     return sum_over_workers
 
 
-def initial_params():
+def initial_params() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     return {"w1": rng.normal(size=(8, 16)), "b1": np.zeros(16), "w2": rng.normal(size=16) / 4}
 
 
-def samples(step):
+def samples(step: int) -> tuple[Vector, Vector]:
     """The global batch of a step, the same in every process."""
     x = np.random.default_rng((1, step)).normal(size=(BATCH, 8))
     return x, np.tanh(x.sum(1))
 
 
-def train(rank, steps):
-    """Train together with the other processes; returns the parameters."""
+def train(rank: int, steps: int) -> tuple[Vector, str]:
+    """Train together with the other processes; returns the parameters and the last reason."""
     workers = [f"process {i}" for i in range(len(SLOWNESS))]
     balancer = Balancer(BATCH, workers, min_share=1)
     sum_over_workers = make_sum(len(workers))
@@ -106,7 +111,7 @@ def train(rank, steps):
     return np.asarray(flat), balancer.reason
 
 
-def train_alone(steps):
+def train_alone(steps: int) -> Vector:
     """The same training in one process."""
     flat, unflatten = ravel_pytree(initial_params())
     for step in range(steps):

@@ -71,11 +71,11 @@ class Ways:
             self._paused(run, joins, 2)
             run.ask("scale", num_workers=3)
             run.until(lambda s: _state(s, "w2") in ("ready", "training"))
-            self._go_on(run, joins)
+            self._go_on(run, joins, announced=True)
             self._paused(run, leaves, 3)
             run.signal("w0", signal.SIGTERM)
             run.until(lambda s: _state(s, "w0") != "training")
-            self._go_on(run, leaves)
+            self._go_on(run, leaves, announced=True)
             self._end(run)
         return self._error(run.out, 2)
 
@@ -177,8 +177,9 @@ class Ways:
             )
         )
 
-    def _go_on(self, run: CliRun, step: int) -> None:
-        (run.out / f"past-{step}").touch()
+    def _go_on(self, run: CliRun, step: int, *, announced: bool = False) -> None:
+        """End a pause; if a new roster is announced, once the workers have heard of it."""
+        (run.out / f"{'announced' if announced else 'past'}-{step}").touch()
 
     def _end(self, run: CliRun) -> None:
         if code := run.wait():

@@ -3,7 +3,8 @@
     python worker.py --out FOLDER SCRIPT ARGS
 
 FAULTS are those of `testbed/train.py`. At the steps of PAUSES it waits, once, before its forward
-pass until FOLDER/past-STEP exists. What was trained goes to FOLDER/result-NAME.pt.
+pass until FOLDER/past-STEP exists; or FOLDER/announced-STEP, and it has heard of the next
+generation: a few small steps take less time than that. Results go to FOLDER/result-NAME.pt.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Hooks:
         self._faults = Faults(out)
         self._pauses = set(json.loads(os.environ.get("PAUSES", "[]")))
         self._owner = Path("/proc", os.environ.get("HELD_BY", "self"))
-        self.session: Session | None = None
+        self.session: Any = None
 
     def install(self) -> None:
         prepare, backward = Session.prepare, cast(Any, torch.Tensor.backward)
@@ -67,8 +68,14 @@ class Hooks:
             return
         self._pauses.remove(step)
         (self._out / f"paused-{step}-{NAME}").touch()
-        while self._owner.exists() and not (self._out / f"past-{step}").exists():
+        while self._owner.exists() and not self._is_over(step):
             time.sleep(POLL_S)
+
+    def _is_over(self, step: int) -> bool:
+        if (self._out / f"past-{step}").exists():
+            return True
+        heard = self.session._roster._tracker.num_pending > 0
+        return heard and (self._out / f"announced-{step}").exists()
 
     def save(self) -> None:
         """Save the model, and modules that were registered by name."""

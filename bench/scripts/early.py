@@ -17,7 +17,7 @@ def main() -> None:
     y = x.sum(1, keepdim=True).tanh()
     data, held_out = TensorDataset(x, y), TensorDataset(x[:50] + 0.1, y[:50])
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, patience=0, threshold=10.0, threshold_mode="abs"
     )
