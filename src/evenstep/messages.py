@@ -115,13 +115,14 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 ALIKE = (
     *("batch", "per_worker", "limit", "length", "seed", "shuffle", "drop_last", "order"),
-    *("prefetched", "things", "disabled_scalers", "model"),
+    *("prefetched", "things", "disabled_scalers", "processes", "model"),
 )
 """Fields of `Ready` that must be equal on all workers of a run."""
 
 WAY_OUT = {
     "disabled_scalers": "; enable GradScaler on all workers or on none, otherwise gradients of "
     "different scales are summed",
+    "processes": "; all hosts of a run shard the model over as many: fsdp.join(processes=...)",
 }
 
 
@@ -150,6 +151,7 @@ class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
     things: Text = ""  # names of the stateful objects besides the model
     disabled_scalers: Text = ""  # names of the disabled GradScalers among them
     settings: dict[str, Any] = {}  # from the script
+    processes: Count = 1  # of the worker, which share one model
     model: Text  # a digest of names, shapes and dtypes
     sees_folder: bool = False  # it can write checkpoints to the run folder
 

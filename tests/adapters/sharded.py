@@ -93,6 +93,8 @@ def main() -> None:
         lr = optimizer.param_groups[0]["lr"]
         result = {"model": whole, "lr": lr, "step": session.step, "world": session.world}
         torch.save(result, args.out / (f"{NAME}-{process}.pt" if is_host else f"{NAME}.pt"))
+        if is_host:
+            distributed.barrier()  # the fork server ends processes without their exit handlers
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from bench.testbed.live_run import HELD, Fault, until
 from bench.testbed.train import INJECTED, post
 
+from tests.adapters.sharded import net
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
 
@@ -26,7 +28,7 @@ def hosts(folder: Path, *args: str, workers: int = 2, **terms: Any) -> Cluster:
 def check(run: Cluster, reference: dict[str, Any], *names: str) -> None:
     """All processes of these hosts have the parameters of one process."""
     results = run.results()
-    assert sorted(results) == sorted(f"{name}-{process}" for name in names for process in (0, 1))
+    assert sorted(results) == sorted(f"{name}-{i}" for name in names for i in (0, 1))
     for result in results.values():
         pairs = [(result["model"][name], tensor) for name, tensor in reference["model"].items()]
         squared = sum(float((mine - theirs).square().sum()) for mine, theirs in pairs)
@@ -110,11 +112,14 @@ def test_a_lost_host_is_replaced_by_one_with_the_shards_of_the_others(
 
 
 @pytest.mark.long
-def test_a_run_resumes_from_whole_checkpoints(tmp_path: Path, alone: Alone) -> None:
+def test_a_run_resumes_from_checkpoints_of_the_whole_model(tmp_path: Path, alone: Alone) -> None:
     with hosts(tmp_path, *HELD) as run:
         run.until_step(7)
         run.ask("stop")
         run.wait()
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*.pt"))
+    model = torch.load(newest, weights_only=True)["state"]["models"]["model"]
+    net().double().load_state_dict(model)
     with hosts(tmp_path, *HELD) as run:
         run.until_step(12)
         assert run.finish() == 0

@@ -20,6 +20,7 @@ from evenstep.decide.batching import POLICIES
 from evenstep.errors import ConfigError
 from evenstep.journal import read
 from evenstep.messages import (
+    WAY_OUT,
     Alive,
     Done,
     Failed,
@@ -241,6 +242,7 @@ def test_the_first_in_rank_who_sees_the_runs_folder_writes_checkpoints(tmp_path:
         ({"length": 999}, "length is 999 here, 1000 in the run"),
         ({"order": "with replacement"}, "order is with replacement here, none in the run"),
         ({"prefetched": 2}, "prefetched is 2 here, 0 in the run"),
+        ({"processes": 2}, f"processes is 2 here, 1 in the run{WAY_OUT['processes']}"),
         ({"model": "another"}, "model is another here, a model in the run"),
         ({"cores": -1.0}, "worker w1: cores: must be above 0, got -1.0"),
     ],

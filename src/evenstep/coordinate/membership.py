@@ -23,7 +23,7 @@ from evenstep.errors import PlanError
 from evenstep.types import StepDone, WorkerId
 
 LEASE = msg.Lease()
-MAX_PUBLISHED = 64  # keys for each worker of a generation: one or two for each group and process
+MAX_PUBLISHED = 40  # keys for each worker of a generation: one or two a group and process
 
 
 def membership(

@@ -27,6 +27,7 @@ def worker_facts(job: Job) -> dict[str, Any]:
         "kind": options.kind or _kind_of(device, cores),
         "cap": options.cap,
         "things": ", ".join(sorted(job.stateful)),
+        "processes": job.host.size,
         "disabled_scalers": disabled_scaler_names(job.stateful.items()),
     }
 
