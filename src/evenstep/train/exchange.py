@@ -56,6 +56,8 @@ class Exchange:
             grad_squared_norm=own_squared_norm,
             loss_scale=self._loss_scale.current(),
             num_updates=step.last_updates,
+            items=step.own_counts[0],
+            loss=step.own_counts[1],
         )
         plan = self.planner.next(step.number + 1 + self.prefetched)
         num_pending = roster.backward_done()
