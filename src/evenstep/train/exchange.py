@@ -57,6 +57,8 @@ class Exchange:
             loss_scale=self._loss_scale.current(),
             num_updates=step.last_updates,
             data_digest=float(step.batch.digest),
+            items=step.own_counts[0],
+            loss=step.own_counts[1],
         )
         plan = self.planner.next(step.number + 1 + self.prefetched)
         num_pending = roster.backward_done()

@@ -162,6 +162,11 @@ class Loader:
         return self._loop.index
 
     @property
+    def next_index(self) -> int:
+        """The number within its epoch of the batch that comes next, or is in hand and not done."""
+        return self._index
+
+    @property
     def data(self) -> Any:
         """The batch in hand."""
         return self._loop.data
