@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Sampler
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from evenstep.adapters import hf
-from evenstep.train.data.order import Order
+from evenstep.train.data.permutation import shuffled
 from tests.faults.loops import lose_results
 
 SAMPLES, BATCH, VOCABULARY, LENGTH = 52, 8, 17, 12  # seven batches an epoch, the last is short
@@ -48,14 +48,14 @@ class SameOrder(Sampler[int]):
     """For a plain Trainer: the order in which evenstep uses the samples."""
 
     def __init__(self, num: int, seed: int) -> None:
-        self._order, self._epoch = Order(length=num, seed=seed), 0
+        self._order, self._num, self._epoch = shuffled(num, seed), num, 0
 
     def __len__(self) -> int:
-        return self._order.length
+        return self._num
 
     def __iter__(self) -> Any:
         self._epoch += 1
-        return iter(self._order.permutation(self._epoch - 1).tolist())
+        return iter(self._order.items(self._epoch - 1, 0, self._num))
 
 
 class PlainTrainer(transformers.Trainer):
@@ -96,6 +96,10 @@ class Worker(hf.Trainer):
             self.faults.session = self._session
             lose_results(self._session, self.lose)
         return super().create_optimizer(*args)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        self.faults.at("saving")
+        super()._save_optimizer_and_scheduler(output_dir)
 
     def _backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         super()._backward(loss, **kwargs)
@@ -144,6 +148,7 @@ def main() -> None:
     parser.add_argument("--resume", default="", help="a Trainer checkpoint")
     parser.add_argument("--lose", type=int, nargs="*", default=[], help="results of these steps")
     parser.add_argument("--held", action="store_true")
+    parser.add_argument("--patience", type=int, default=0, help="evaluations until it stops early")
     parser.add_argument("--set", default="{}", help="more training arguments, as JSON")
     options = parser.parse_args()
 
@@ -188,6 +193,8 @@ def main() -> None:
         faults.at("backward")
         return loss
 
+    patience = options.patience
+    stop_early = [transformers.EarlyStoppingCallback(patience)] if patience else []
     kind = PlainTrainer if options.plain else Worker
     trainer = kind(
         model=model,
@@ -197,7 +204,7 @@ def main() -> None:
         compute_metrics=accuracy,
         preprocess_logits_for_metrics=guesses,
         compute_loss_func=loss_of if options.double else None,
-        callbacks=[watch],
+        callbacks=[watch, *stop_early],
     )
     trainer.faults, trainer.lose = faults, set(options.lose)
     result = trainer.train(resume_from_checkpoint=options.resume or None)
@@ -216,7 +223,7 @@ def main() -> None:
             "writes": watch.writes,
             "pid": os.getpid(),
         },
-        options.out / f"{'plain' if options.plain else NAME}.pt",
+        options.out / f"{'plain' if options.plain else NAME}{os.environ.get('RANK', '')}.pt",
     )
 
 

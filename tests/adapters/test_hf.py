@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.testbed.cli_run import CliRun
+from bench.testbed.cli_run import ENVIRONMENT, CliRun
 from bench.testbed.fork_server import fork_server
 from bench.testbed.live_run import Fault
 
@@ -105,13 +107,81 @@ def test_workers_may_be_killed_at_any_point(
             assert result["steps"] == plain(*args)["steps"]
 
 
+# By batches in a window. The first: before an evaluation, before a checkpoint, at the end of an
+# epoch, in its middle, at the end. The second: the first batch of a window, one in its middle, and
+# the last one before an evaluation, before a checkpoint, and at the end.
+MISSED = {"1": (2, 3, 6, 18, 27), "4": (0, 5, 10, 13, 27)}
+
+
 @pytest.mark.long
-def test_a_worker_behind_others_that_have_the_result_is_refused(tmp_path: Path) -> None:
-    """Its loop would log and count what the others, whose state it has, counted already."""
-    args = ("--double", "--accumulate", "3", "--lose", "5")
-    with run(tmp_path, *args, faults=(("rank1", "reduced", 5),), workers=4) as cluster:
-        assert cluster.finish() != 0
-        assert "Resume with evenstep run --resume" in cluster.output()
+@pytest.mark.parametrize("accumulate", MISSED)
+def test_workers_that_miss_a_result_go_on_like_the_one_that_has_it(
+    accumulate: str, tmp_path: Path, plain: Plain
+) -> None:
+    """Their callbacks see the same steps, and their logs the same losses, norms and rates."""
+    steps, args = MISSED[accumulate], ("--double", "--accumulate", accumulate)
+    faults = tuple(("rank1", "reduced", step) for step in steps)
+    lose = ("--lose", *map(str, steps))
+    with run(tmp_path, *args, *lose, faults=faults, workers=7) as cluster:
+        assert cluster.finish() == 0
+        results = cluster.results()
+        assert len(results) == 2
+        for result in results.values():
+            check(result, plain(*args), 1e-12)
+            assert result["steps"] == plain(*args)["steps"]
+        assert cluster.output().count("others are further on in the script") == 5 + 4 + 3 + 2 + 1
+
+
+BEST = {
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "eval_ordered",
+    "save_steps": 3,
+    "lr_scheduler_type": "reduce_lr_on_plateau",
+    "lr_scheduler_kwargs": {"patience": 0},
+}
+
+
+@pytest.mark.long
+def test_training_stops_early_and_the_best_model_is_loaded(tmp_path: Path, plain: Plain) -> None:
+    """The leader is lost while it writes a checkpoint; the next one writes it."""
+    args = ("--double", "--patience", "2", "--epochs", "9", "--set", json.dumps(BEST))
+    expected = plain(*args)
+    assert expected["step"] < 9 * 7
+    faults = (("leader", "saving", 5), ("rank1", "bucket", 8))
+    with run(tmp_path, *args, faults=faults, workers=4) as cluster:
+        assert cluster.finish() == 0
+        results = cluster.results()
+        assert len(results) == 2
+        for result in results.values():
+            check(result, expected, 1e-12)
+        newest = cluster.out / "elastic" / f"checkpoint-{expected['step']}"
+        assert (newest / "trainer_state.json").exists()
+
+
+@pytest.mark.long
+def test_alone_it_trains_like_the_original(tmp_path: Path, plain: Plain) -> None:
+    args = ("--double", "--accumulate", "3")
+    argv: list[str | Path] = [SCRIPT, "--out", tmp_path, *args]
+    assert fork_server(*PRELOAD).run(argv, OFFLINE, tmp_path / "log").wait() == 0
+    result = torch.load(tmp_path / "alone.pt", weights_only=True)
+    check(result, plain(*args), 1e-12)
+    assert result["steps"] == plain(*args)["steps"]
+
+
+@pytest.mark.long
+def test_under_torchrun_two_processes_train_like_one(tmp_path: Path, plain: Plain) -> None:
+    args = ("--double", "--accumulate", "3")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", str(SCRIPT), "--out", str(tmp_path), *args]
+    env = {**ENVIRONMENT, **OFFLINE}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    results = [torch.load(tmp_path / f"alone{rank}.pt", weights_only=True) for rank in (0, 1)]
+    for result in results:
+        check(result, plain(*args), 1e-12)
+    assert [bool(result["writes"]) for result in results] == [True, False]
 
 
 @pytest.mark.long

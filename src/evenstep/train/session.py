@@ -327,6 +327,16 @@ class Session:
             epoch = max(epoch + 1, loader.epoch, loader.next_epoch)
         self._roster.trained()
 
+    def finish(self) -> None:
+        """Training is over, on all workers: write the last checkpoint.
+
+        `epochs` does so at its end. To be called by loops without it before they change the model,
+        to that of their best epoch say.
+        """
+        self.sum(0.0)  # nobody goes on before all have the last step
+        self._job.loader.end_loop()
+        self._roster.trained()
+
     def enumerate(self, loader: Loader, start: int = 0) -> Iterator[tuple[int, Any]]:
         """Batches with their number within the epoch, which a batch keeps when it is repeated.
 

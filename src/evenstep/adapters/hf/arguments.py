@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import transformers
 from accelerate.utils import DistributedType
 
+from evenstep.adapters.single_process import without_torchrun
 from evenstep.errors import ConfigError
-
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 # Arguments, the only values of them that work, and what to do instead.
 ARGUMENTS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
@@ -49,16 +45,6 @@ class TrainingArguments(transformers.TrainingArguments):
     def __post_init__(self) -> None:
         with without_torchrun():
             super().__post_init__()
-
-
-@contextmanager
-def without_torchrun() -> Iterator[None]:
-    """Hide torchrun's variables, so that Accelerate makes no process group of its own."""
-    hidden = {name: os.environ.pop(name) for name in TORCHRUN if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
 
 
 def check_arguments(args: Any, distributed: DistributedType) -> None:

@@ -17,13 +17,14 @@ class Placeholder(dict[str, Any]):
     """Stands for a batch that is not taken yet; it has the batch's content from then on."""
 
     taken: Any = None  # the batch, if the loader has handed it out already
+    window = 1  # batches whose gradients accumulate with it, itself included
 
 
 class Batches:
     """What Trainer gets for a loader. `begin` is to be called before each of its epochs."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: Loader, accumulate: int) -> None:
+        self._loader, self._accumulate = loader, accumulate
         self._epoch = -1
         self._returned: Any = None  # a batch in hand that was not the expected one
 
@@ -35,6 +36,15 @@ class Batches:
             self._iterator = iter(self._loader)
         self._expected = self._loader.next_index if self._loader.epoch == epoch else 0
         return self._expected
+
+    def take_window(self, num_batches: int) -> list[Placeholder]:
+        """The batches of a window, without those that others took before this worker joined."""
+        num_before = self._expected % self._accumulate
+        window = [Placeholder() for _ in range(num_batches - num_before)]
+        for batch in window:
+            batch.window = num_batches
+        window[0].taken = next(self)
+        return window
 
     def __iter__(self) -> Batches:
         return self

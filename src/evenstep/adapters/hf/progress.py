@@ -23,28 +23,38 @@ class Progress:
 
     So the state of others is loaded only by a worker that has begun fewer batches than they have
     done: they may be in the next batch already while this one is in the last that they did.
-    Sums over all workers are always loaded: a worker that missed a reduction does not have them.
+    What follows from the reduced gradients is always loaded: a worker that missed them cannot
+    compute it, and logs it all the same.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.num_begun = self.num_done = 0  # batches of this worker's loop; done: reduced by all
         self.items = self.loss = 0.0  # of the batches that have accumulated
-        self.mean_loss = 0.0  # of the last optimizer step
+        self.mean_loss = 0.0  # of the last optimizer step, as are:
+        self.grad_norm: Any = 0.0
+        self.learning_rate = 0.0
         self._history: tuple[int, str] = (0, "[]")  # entries of the log, and the log as JSON
         self._losses: dict[str, Any] | None = None  # to be set once Trainer has set its own
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
         losses = self._losses or {
-            "sum": getattr(trainer, "_tr_loss", torch.zeros(())),
+            # A copy: what is handed over is written into the tensors of the worker that gets it.
+            "sum": getattr(trainer, "_tr_loss", torch.zeros(())).clone(),
             "logged": getattr(trainer, "_total_loss_scalar", 0.0),
             "logged_step": getattr(trainer, "_globalstep_last_logged", 0),
             "first_step": getattr(trainer, "_initial_global_step", 0),
         }
         return {
             "batches": self.num_done,
-            "sums": [self.items, self.loss, self.mean_loss],
+            "sums": [
+                self.items,
+                self.loss,
+                self.mean_loss,
+                float(self.grad_norm),
+                self.learning_rate,
+            ],
             "state": json.dumps(self._shared_state(), default=float),
             "history": self._log_history(),
             "callbacks": json.dumps([cb.state()["attributes"] for cb in self._exported()]),
@@ -52,7 +62,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.items, self.loss, self.mean_loss = state["sums"]
+        self.items, self.loss, self.mean_loss, self.grad_norm, self.learning_rate = state["sums"]
         if state["batches"] <= self.num_begun:
             return
         self.num_begun = self.num_done = state["batches"]

@@ -18,12 +18,14 @@ import transformers
 from accelerate import PartialState
 from transformers.trainer_callback import ProgressCallback
 
-from evenstep.adapters.hf.arguments import check_arguments, without_torchrun
+from evenstep.adapters.hf.arguments import check_arguments
 from evenstep.adapters.hf.batches import Batches, KeepsPosition, MovedError, Placeholder
 from evenstep.adapters.hf.evaluation import SharedPredictions
 from evenstep.adapters.hf.progress import Progress
-from evenstep.errors import ConfigError, EvenstepError
+from evenstep.adapters.single_process import show_rank, without_torchrun
+from evenstep.errors import ConfigError
 from evenstep.train.data.loader import Loader
+from evenstep.train.data.source import is_stream
 from evenstep.train.join import join as join_run
 from evenstep.train.session import Session
 
@@ -40,6 +42,7 @@ class ElasticMixin(transformers.Trainer):
     _loader: Loader
     _batches: Batches
     _progress: Progress
+    _has_result = True  # of the batch at hand; else this worker missed it, and has others' state
     prediction_step: Any
     preprocess_logits_for_metrics: Any
 
@@ -82,6 +85,11 @@ class ElasticMixin(transformers.Trainer):
         plain = super()._get_dataloader(dataset, description, batch_size, *args, **kwargs)
         if self._session is None or not kwargs.get("is_training"):
             return plain
+        if is_stream(plain.dataset):
+            raise ConfigError(
+                "train_dataset",
+                "is a stream: Trainer must know where an epoch ends. Give a dataset with a length",
+            )
         self.create_optimizer()
         self._session.prepare(self.model, getattr(self.optimizer, "optimizer", self.optimizer))
         options = {"collate_fn": plain.collate_fn, "pin_memory": plain.pin_memory}
@@ -120,7 +128,8 @@ class ElasticMixin(transformers.Trainer):
         )
         self._prepared = super()._prepare_for_training(max_steps, loader, resume_from_checkpoint)
         session.register("lr_scheduler", self.lr_scheduler)
-        self._progress, self._batches = Progress(self), Batches(loader)
+        self._progress = Progress(self)
+        self._batches = Batches(loader, self.args.gradient_accumulation_steps)
         session.register("trainer", self._progress)
         self.accelerator.backward = self._backward
         if resume_from_checkpoint is not None:
@@ -178,9 +187,7 @@ class ElasticMixin(transformers.Trainer):
         """Placeholders: a batch is taken from the loader when the one before it is done."""
         if self._session is None:
             return super().get_batch_samples(epoch_iterator, num_batches, device)
-        batches = [Placeholder() for _ in range(num_batches)]
-        batches[0].taken = next(self._batches)
-        return batches, None
+        return self._batches.take_window(num_batches), None
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
@@ -191,6 +198,7 @@ class ElasticMixin(transformers.Trainer):
             return loss
         batch = next(self._batches) if inputs.taken is None else inputs.taken
         inputs.taken = None
+        self.current_gradient_accumulation_steps = inputs.window
         self._progress.num_begun += 1
         step = super().training_step
 
@@ -223,37 +231,50 @@ class ElasticMixin(transformers.Trainer):
         assert self._session is not None
         progress, is_last = self._progress, self.accelerator.sync_gradients
         progress.num_done = progress.num_begun
-        if (counts := self._session.counts) is None:
-            raise EvenstepError(
-                f"a worker was lost in step {self._session.step - 1} after some of the others had "
-                "its result. This one took over their state, but Trainer's loop here is behind "
-                "theirs, which this adapter cannot follow yet. Resume with evenstep run --resume."
-            )
-        items, loss = counts
-        if self._own_items is None:
-            progress.loss += loss / items
-        else:
-            progress.items, progress.loss = progress.items + items, progress.loss + loss
-        if is_last:
-            progress.mean_loss = progress.loss / (progress.items or 1)
-            if progress.items:
-                grads = [p.grad for p in model.parameters() if p.grad is not None]
-                torch._foreach_mul_(grads, self._loader.batch.size / progress.items)
-            progress.items = progress.loss = 0.0
+        counts = self._session.counts
+        self._has_result = counts is not None
+        if counts is not None:  # else the others have done what follows, and this is their state
+            items, loss = counts
+            if self._own_items is None:
+                progress.loss += loss / items
+            else:
+                progress.items, progress.loss = progress.items + items, progress.loss + loss
+            if is_last:
+                progress.mean_loss = progress.loss / (progress.items or 1)
+                if progress.items:
+                    grads = [p.grad for p in model.parameters() if p.grad is not None]
+                    torch._foreach_mul_(grads, self._loader.batch.size / progress.items)
+                progress.items = progress.loss = 0.0
         mean_loss = progress.mean_loss if is_last else 0.0
         return torch.tensor(mean_loss, device=self.args.device)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm)
+        if self._session is None:
+            return norm
+        if self._has_result:
+            self._progress.grad_norm = norm
+        return self._progress.grad_norm
+
+    def _get_learning_rate(self) -> Any:
+        """Before the schedule's step, which the others may have taken already."""
+        rate = super()._get_learning_rate()
+        if self._session is None:
+            return rate
+        if self._has_result:
+            self._progress.learning_rate = rate
+        return self._progress.learning_rate
 
     # One writer, and numbers of the whole run.
 
     def _show_rank(self, *, in_loop: bool = False) -> None:
         """Make this process the one that writes and shows progress, if it leads."""
         assert self._session is not None
-        process, rank = PartialState(), self._session.rank
+        rank = self._session.rank
         self.state.is_world_process_zero = self.state.is_local_process_zero = rank == 0
-        if process.process_index == rank:
-            return
-        process.process_index = process.local_process_index = rank
-        if in_loop and rank == 0:  # the leader was lost, and this one has no progress bar yet
+        if (
+            show_rank(rank) and in_loop and rank == 0
+        ):  # the leader was lost, and this one has no progress bar yet
             for callback in self.callback_handler.callbacks:
                 if isinstance(callback, ProgressCallback) and callback.training_bar is None:
                     callback.on_train_begin(self.args, self.state, self.control)
@@ -263,11 +284,20 @@ class ElasticMixin(transformers.Trainer):
         if self._session is None:
             super()._save_checkpoint(model, trial)
             return
+        is_written = False
+        while not is_written:  # if the leader is lost meanwhile, the next one writes it
+            self._show_rank(in_loop=True)
+            if self.args.should_save:
+                super()._save_checkpoint(model, trial)
+            is_written = bool(self._session.sum(float(self.args.should_save)))
         if not self.args.should_save:
-            self._session.sum(0.0)
-        super()._save_checkpoint(model, trial)
-        if self.args.should_save:
-            self._session.sum(0.0)
+            super()._save_checkpoint(model, trial)
+
+    def _finalize_training(self, *args: Any) -> Any:
+        """Here the model may become that of the best checkpoint."""
+        if self._session is not None:
+            self._session.finish()
+        return super()._finalize_training(*args)
 
     def _save_rng_state(self, output_dir: str) -> None:
         if self.args.should_save:
