@@ -10,6 +10,11 @@ BIN := .venv/bin
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# Frameworks that there are adapters for, and whose tests only `make test-long` runs.
+.venv/adapters: .venv/ready
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,adapters]'
+	touch $@
+
 demo: .venv/ready
 	$(BIN)/python -m bench.demo
 
@@ -28,7 +33,7 @@ test: lint packages
 ifndef SEED
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 endif
-test-long: .venv/ready packages
+test-long: .venv/adapters packages
 	@echo "replay this run with: make test-long SEED=$(SEED)"
 	EVENSTEP_SEED=$(SEED) HYPOTHESIS_PROFILE=long \
 	    $(BIN)/pytest -n auto --dist worksteal -m "long or hypothesis" --hypothesis-seed=$(SEED) || \

@@ -16,8 +16,8 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from char_transformer import Writer
 from cifar_resnet import resnet
-from datasets import fashion_mnist, made_up
 from fashion_mnist import network
+from image_data import fashion_mnist, made_up
 
 ORIGIN = fashion_mnist(None, train=True, limit=1)[1]  # of the images
 cross_entropy = nn.functional.cross_entropy

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from datasets import cifar10
+from image_data import cifar10
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from datasets import fashion_mnist
+from image_data import fashion_mnist
 from torch import nn
 from torch.utils.data import TensorDataset
 

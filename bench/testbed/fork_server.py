@@ -72,13 +72,13 @@ class Forked:
 class ForkServer:
     """The server of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Sequence[str] = ()) -> None:
         # A short path: unix socket paths have at most 108 characters.
         self._folder = tempfile.TemporaryDirectory(prefix="fork-server-")
         self.path = f"{self._folder.name}/socket"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}
         self._server = subprocess.Popen(
-            [sys.executable, __file__, self.path],
+            [sys.executable, __file__, self.path, *preload],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -109,14 +109,14 @@ class ForkServer:
 
 
 @cache
-def fork_server() -> ForkServer:
-    """The server of this process, started on first use."""
-    return ForkServer()
+def fork_server(*preload: str) -> ForkServer:
+    """The server of this process that has imported these too, started on first use."""
+    return ForkServer(preload)
 
 
-def serve(path: str) -> None:
+def serve(path: str, *preload: str) -> None:
     """Fork on request until standard input ends."""
-    for module in PRELOADED:
+    for module in (*PRELOADED, *preload):
         import_module(module)
     gc.collect()
     gc.freeze()  # so that garbage collection in children does not copy these pages
@@ -197,4 +197,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(*sys.argv[1:])

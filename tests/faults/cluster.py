@@ -38,10 +38,11 @@ class Cluster(LiveRun):
         args: Sequence[str] = (),
         faults: Sequence[Fault] = (),
         script: Path = SCRIPT,
+        preload: Sequence[str] = (),
         **terms: Any,
     ) -> None:
         super().__init__(folder)
-        self._num = workers
+        self._num, self._preload = workers, preload
         self._argv: list[str | Path] = [script, "--out", self.out, *args]
         self._env = {"FAULTS": json.dumps(faults), "HELD_BY": str(os.getpid())}
         self._terms = Terms(run=str(self.folder), **{"restarts": 0, **LONG_TIMEOUTS, **terms})
@@ -81,7 +82,7 @@ class Cluster(LiveRun):
                 "EVENSTEP_TOKEN": self._host.token,
                 "EVENSTEP_WORKER": worker,
             }
-            self._workers[worker] = fork_server().run(self._argv, env, self.log)
+            self._workers[worker] = fork_server(*self._preload).run(self._argv, env, self.log)
             asyncio.get_running_loop().add_reader(self._workers[worker], self._ended, worker)
 
     def stop(self, worker: WorkerId) -> None:

@@ -101,6 +101,21 @@ def test_workers_that_miss_a_result_take_over_the_state_of_the_one_that_has_it(
             assert "others are further on in the script" in run.output()
 
 
+@pytest.mark.long
+def test_a_result_of_an_epochs_last_batch_is_missed_where_the_loop_never_asks_for_the_end(
+    tmp_path: Path, alone: Alone
+) -> None:
+    """The worker that has it left its loop; the others still have that batch in hand."""
+    steps = (9, 29)
+    faults = tuple(("rank1", "reduced", step) for step in steps)
+    args = ["--loop", "attempts", "--lose", *map(str, steps)]
+    with Cluster(tmp_path, workers=4, args=args, faults=faults, script=LOOPS) as run:
+        assert run.finish() == 0
+        assert len(run.results()) == 2
+        expected = alone("--loop", "attempts", script=LOOPS)
+        assert all(same(result, expected) for result in run.results().values())
+
+
 @pytest.mark.parametrize("step", [pytest.param(1, marks=LONG), 6, pytest.param(18, marks=LONG)])
 def test_a_loop_that_miscounts_repeated_batches_is_refused(step: int, tmp_path: Path) -> None:
     """In its first window, in a later one, and in the short one at the end of an epoch."""

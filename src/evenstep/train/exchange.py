@@ -65,6 +65,8 @@ class Exchange:
             num_updates=step.last_updates,
             data_digest=float(step.batch.digest),
             settings_digest=self._settings.digest(),
+            items=step.own_counts[0],
+            loss=step.own_counts[1],
         )
         plan = self.planner.next(step.number + 1 + self.prefetched)
         num_pending = roster.backward_done()

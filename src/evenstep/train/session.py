@@ -143,6 +143,32 @@ class Session:
         """Samples of the batch at hand that count: 0 where it is only a stand-in."""
         return self._step.batch.own
 
+    @property
+    def share(self) -> float:
+        """This worker's part of the batch at hand, by samples: what its mean gradient counts."""
+        return self._step.batch.samples / self._step.batch.total
+
+    def count(self, items: float, loss: float) -> None:
+        """Before `backward`: what this worker's share has of items, such as tokens, and of loss.
+
+        Both are added up over all workers along with the gradients; `counts` has the sums.
+        """
+        self._step.own_counts = items, loss
+
+    @property
+    def counts(self) -> tuple[float, float] | None:
+        """Items and loss of the batch at hand over all workers, once its gradients are reduced.
+
+        None on a worker that took over the state of others instead of reducing them.
+        """
+        reports = self._step.reports
+        return (sum(r.items for r in reports), sum(r.loss for r in reports)) if reports else None
+
+    def enter(self) -> None:
+        """Join the others now, and take over the run's state, instead of with the first batch."""
+        self._check_open("session.enter")
+        self._roster.enter()
+
     def shares_at(self, step: int) -> tuple[int, ...]:
         """The share of each rank at a step, as planned so far."""
         return self._plans.shares_at(step)
@@ -312,6 +338,16 @@ class Session:
             loader.end_loop()
             # A spare comes back in a later one, and a body may have several loops.
             epoch = max(epoch + 1, loader.epoch, loader.next_epoch)
+        self._roster.trained()
+
+    def finish(self) -> None:
+        """Training is over, on all workers: write the last checkpoint.
+
+        `epochs` does so at its end. To be called by loops without it before they change the model,
+        to that of their best epoch say.
+        """
+        self.sum(0.0)  # nobody goes on before all have the last step
+        self._job.loader.end_loop()
         self._roster.trained()
 
     def enumerate(self, loader: Loader, start: int = 0) -> Iterator[tuple[int, Any]]:

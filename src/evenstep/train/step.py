@@ -66,6 +66,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     num_updates: float = -1.0  # optimizer steps in the batch before; -1: it had no such batch
     data_digest: float = 0.0  # of the order in which it finds the data; equal on all ranks
     settings_digest: float = 0.0  # of its optimizers' learning rates and the like; equal, too
+    items: float = 0.0  # that the script counted in its share, such as tokens
+    loss: float = 0.0  # of all of them, added up by the script
 
     def to_step_report(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
         """The worker's report to the engine, with its mean compute time over similar steps."""
@@ -94,6 +96,7 @@ class Step:
         self.has_batch = False
         self.is_between = False  # reduced, and the loop has not asked for the next batch yet
         self.batch = Batch()  # the last one fetched
+        self.own_counts = 0.0, 0.0  # items of this worker's share, and their loss
         self.reports: list[Report] = []  # by rank, once its gradients are reduced
         self.reduced_by: Generation | None = None  # under a coordinator
         self.grad_squared_norm = 0.0  # of the reduced gradient; 0: not measured
@@ -140,6 +143,7 @@ class Step:
         self.batch, self.reports, self._began_s = batch, [], began_s
         self.phase, self.has_batch, self._left_s = Phase.FETCHED, True, None
         self.num_updates = self.num_passes = 0
+        self.own_counts = 0.0, 0.0
         _notify(self.on_fetched)
 
     def reduced(self, reports: list[Report], by: Generation | None) -> None:

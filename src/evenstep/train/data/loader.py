@@ -165,6 +165,11 @@ class Loader:
         return self._loop.index
 
     @property
+    def next_index(self) -> int:
+        """The number within its epoch of the batch that comes next, or is in hand and not done."""
+        return self._index
+
+    @property
     def data(self) -> Any:
         """The batch in hand."""
         return self._loop.data
@@ -248,7 +253,8 @@ class Loader:
         if not self._step.is_void:
             return False
         loop, step = self._loop, self._step
-        generation = self._roster.settle(in_loop=True)
+        # A spare leaves: the loop around this would be elsewhere than the run when it comes back.
+        generation = self._roster.settle(in_loop=False)
         if step.is_discarded or self.epoch != loop.epoch:
             return False
         loop.cut_for, self._batches = generation, self._restart()
@@ -391,6 +397,12 @@ class Loader:
         mine = self._definition()
         if theirs != mine:
             raise ConfigError("loader", f"was {theirs} when the run began, and is {mine} now")
+        loop = self._loop
+        if self._batch_end is not None and state["epoch"] > loop.epoch:
+            # They have left their loop after this batch, as this worker will leave its own.
+            end, index = self._batch_end, loop.index + 1
+            here = {"epoch": loop.epoch, "cursor": end, "index": index, "before": self._num_before}
+            state = {**state, **here, "digest": 0}
         self.epoch, self.cursor = state["epoch"], state["cursor"]
         if (digest := state.get("digest")) and digest != self._digest_at(self.epoch, self.cursor):
             raise ConfigError(

@@ -1,0 +1,76 @@
+"""An epoch's batches as Trainer's loop takes them: by number, each only when it is computed on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers.trainer
+
+from evenstep.train.data.loader import Loader
+
+
+class MovedError(Exception):
+    """The run is at another batch than this worker's loop, which was a spare meanwhile."""
+
+
+class Placeholder(dict[str, Any]):
+    """Stands for a batch that is not taken yet; it has the batch's content from then on."""
+
+    taken: Any = None  # the batch, if the loader has handed it out already
+    window = 1  # batches whose gradients accumulate with it, itself included
+
+
+class Batches:
+    """What Trainer gets for a loader. `begin` is to be called before each of its epochs."""
+
+    def __init__(self, loader: Loader, accumulate: int) -> None:
+        self._loader, self._accumulate = loader, accumulate
+        self._epoch = -1
+        self._returned: Any = None  # a batch in hand that was not the expected one
+
+    def begin(self, epoch: int) -> int:
+        """Begin an epoch, or continue it after a move; returns the number of its first batch."""
+        if epoch != self._epoch:
+            self._epoch, self._returned = epoch, None
+            self._loader.set_epoch(epoch)
+            self._iterator = iter(self._loader)
+        self._expected = self._loader.next_index if self._loader.epoch == epoch else 0
+        return self._expected
+
+    def take_window(self, num_batches: int) -> list[Placeholder]:
+        """The batches of a window, without those that others took before this worker joined."""
+        num_before = self._expected % self._accumulate
+        window = [Placeholder() for _ in range(num_batches - num_before)]
+        for batch in window:
+            batch.window = num_batches
+        window[0].taken = next(self)
+        return window
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch. Raises if the run is elsewhere by now."""
+        batch, self._returned = self._returned, None
+        if batch is None:
+            batch = next(self._iterator, None)
+        if batch is None or self._loader.index != self._expected:
+            self._returned = batch
+            raise MovedError
+        self._expected += 1
+        return batch
+
+
+class KeepsPosition:
+    """While it is entered, `skip_first_batches` leaves loaders as they are.
+
+    Trainer would wrap its loader to skip batches of an epoch that is continued; `Batches` is where
+    the run is anyway.
+    """
+
+    def __enter__(self) -> None:
+        self._original = transformers.trainer.skip_first_batches
+        transformers.trainer.skip_first_batches = lambda loader, num_batches: loader
+
+    def __exit__(self, *_: object) -> None:
+        transformers.trainer.skip_first_batches = self._original
