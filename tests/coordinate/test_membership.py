@@ -14,7 +14,7 @@ from tests.coordinate.histories import live
 
 NUM_ACTIONS = (30, 80)
 NUM_SHORT = 150
-NUM_LONG, NUM_PARTS = 100_000, 40  # each part is well within the bound of one test
+NUM_LONG, NUM_PARTS = 100_000, 100  # each part is well within the bound of one test
 
 histories = st.binary(min_size=2 + 2 * NUM_ACTIONS[0], max_size=2 + 2 * NUM_ACTIONS[1])
 
