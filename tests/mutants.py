@@ -417,6 +417,19 @@ MUTANTS = [
         "change[i] <= 0",
         "tests/decide/test_proportional.py",
     ),
+    # Hosts that shard their model: weighted within the host, and its processes act as one.
+    Mutant(
+        TRAIN + "reduce/reduce_scatter.py",
+        "            input_tensor.mul_(weight)",
+        "            input_tensor.mul_(1 / self._size)",
+        "tests/adapters/test_hsdp.py -k uneven",
+    ),
+    Mutant(
+        TRAIN + "comm/host.py",
+        "        distributed.all_reduce(worst, distributed.ReduceOp.MAX)\n",
+        "",
+        "tests/adapters/test_hsdp.py -m long -k what_one_process",
+    ),
 ]
 
 

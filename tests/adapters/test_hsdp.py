@@ -112,6 +112,19 @@ def test_a_lost_host_is_replaced_by_one_with_the_shards_of_the_others(
 
 
 @pytest.mark.long
+def test_a_host_leaves_when_any_of_its_processes_is_told_to(tmp_path: Path, alone: Alone) -> None:
+    with hosts(tmp_path, *HELD) as run:
+        run.until_step(4)
+        generation = run.status()["generation"]
+        (other,) = psutil.Process(run.pids()["w1"]).children()
+        other.terminate()
+        run.until_training(1, after=generation)
+        assert run.finish() == 0
+        assert "w1 leaves the run" in run.output()
+        check(run, alone(*num_epochs(run), script=SCRIPT), "w0")
+
+
+@pytest.mark.long
 def test_a_run_resumes_from_checkpoints_of_the_whole_model(tmp_path: Path, alone: Alone) -> None:
     with hosts(tmp_path, *HELD) as run:
         run.until_step(7)

@@ -6,8 +6,12 @@
         model, optimizer = session.prepare(model, optimizer)
 
 The process that `evenstep run` or `evenstep join` starts runs the same command as often as needed:
-all of them run the whole script, as under torchrun. Why it is made this way, and not with a worker
-for each process: docs/explanation/hsdp.md.
+all of them run the whole script, as under torchrun, with a session each.
+
+A host, not a process, is the worker because FSDP cannot lose a process: so membership, plans and
+the brain stay as they are, and rollback and handover are those of any worker, on a shard. All that
+is added: the processes agree before they act on what happens outside (`train/comm/host.py`), and
+end together. More in docs/explanation/hsdp.md.
 """
 
 from __future__ import annotations

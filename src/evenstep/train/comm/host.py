@@ -95,7 +95,7 @@ class Host:
         return begin + num * self.rank // self.size, begin + num * (self.rank + 1) // self.size
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over the host's processes; the tensor itself may be overwritten."""
+        """The sum over the host's processes."""
         if self.is_shared:
             values = values.clone()
             distributed.all_reduce(values)
