@@ -177,7 +177,7 @@ def test_workers_that_leave_and_spares_that_come_back_end_like_the_others(
 ) -> None:
     """SIGTERM is a notice; a spare's loop goes on where the run is, an epoch later."""
     args = accumulating(3, max_epochs=16)
-    more = {"workers": 3, "max_workers": 3, "spares": 1}
+    more: Any = {"workers": 3, "max_workers": 3, "spares": 1}
     with run(tmp_path, *args, "--held", **more) as cluster:
         status = cluster.until_training(3)
         for ahead in (9, 2):
