@@ -1,7 +1,7 @@
 """Lightning's Trainer on uneven workers. Two lines differ from a script for one process.
 
-    python examples/with_lightning.py
-    evenstep run --workers 3 examples/with_lightning.py
+python examples/with_lightning.py
+evenstep run --workers 3 examples/with_lightning.py
 """
 
 from __future__ import annotations

@@ -19,19 +19,19 @@ from torchmetrics import Metric
 from evenstep.adapters.lightning.gathering import add_up, gather
 from evenstep.adapters.lightning.logged import Logged, check_value, play
 from evenstep.errors import ConfigError
+from evenstep.train.data.source import is_stream
 from evenstep.train.session import Session
 
 Call = dict[str, Any]
 
 
 class SharedBatches:
-    """What Lightning gets for a DataLoader of validation batches: this worker's part of them."""
+    """What Lightning gets for validation batches: this worker's part of a DataLoader's."""
 
     def __init__(
-        self, plain: DataLoader[Any], loop: EvaluationLoop, session: Callable[[], Session | None]
+        self, plain: Any, loop: EvaluationLoop, session: Callable[[], Session | None]
     ) -> None:
         self._plain, self._loop, self._session = plain, loop, session
-        self.dataset = plain.dataset
         self._batches: list[list[int]] = []  # of the whole dataset
         self._computed: dict[int, list[Call]] = {}  # what this worker logged, by batch
         self._has_part = True  # else it computes a batch that another one counts
@@ -41,13 +41,19 @@ class SharedBatches:
 
     def __iter__(self) -> Iterator[Any]:
         session = self._session()
-        has_metrics = any(isinstance(part, Metric) for part in self._loop.module.modules())
-        # Before training each worker is on its own; the states of metrics are its own.
-        if session is None or session.world == 1 or has_metrics:
+        # Before training each worker is on its own.
+        if session is None or session.world == 1 or not self._can_be_split:
             self._loop.calls = None
             return iter(self._plain)
         self._batches = list(_batch_sampler(self._plain))[: self._limit]
         return self._own_batches(session)
+
+    @property
+    def _can_be_split(self) -> bool:
+        """Not an iterable of batches, nor if there are metrics: their states are each worker's."""
+        if not isinstance(self._plain, DataLoader) or is_stream(self._plain.dataset):
+            return False
+        return not any(isinstance(part, Metric) for part in self._loop.module.modules())
 
     @property
     def _limit(self) -> int | None:

@@ -54,6 +54,8 @@ class Progress:
             self._synced[f"{call['fx']}.{call['name']}"] = call | {"value": 0.0, "batch_size": 1}
 
     def _epoch_results(self) -> dict[str, Any]:
+        if self._current is not None:  # loaded from a checkpoint, and handed on to others
+            return self._results
         results = self._trainer.fit_loop.epoch_loop._results
         return {
             key: [call, results[key].value, getattr(results[key], "cumulated_batch_size", None)]
@@ -76,7 +78,9 @@ class Progress:
                 },
                 "metrics": dict(trainer._logger_connector._callback_metrics),
                 "results": self._epoch_results(),
-                "folders": [str(c.dirpath or "") for c in trainer.checkpoint_callbacks],
+                "folders": [
+                    str(getattr(c, "dirpath", None) or "") for c in trainer.checkpoint_callbacks
+                ],
                 "versions": [getattr(log, "_version", None) for log in trainer.loggers],
             }
         return self._before
@@ -119,9 +123,8 @@ class Progress:
                 count.load_state_dict(loaded[name].state_dict())
         if self._results:
             self._trainer._logger_connector._first_loop_iter = False  # else they are reset
-        results, loaded_results = self._trainer.fit_loop.epoch_loop._results, self._results
-        self._results = {}
-        for key, (call, value, size) in loaded_results.items():
+        results = self._trainer.fit_loop.epoch_loop._results
+        for key, (call, value, size) in self._results.items():
             play(results, {**call, "value": torch.zeros_like(value)})
             results[key].value = value
             if size is not None:
@@ -131,7 +134,8 @@ class Progress:
         for callback, folder in zip(
             self._trainer.checkpoint_callbacks, state["folders"], strict=True
         ):
-            callback.dirpath = folder or None
+            if folder:
+                callback.dirpath = folder
         for log, version in zip(self._trainer.loggers, state["versions"], strict=True):
             if hasattr(log, "_version"):
                 log._version = version

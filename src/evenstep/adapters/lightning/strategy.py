@@ -23,7 +23,11 @@ from evenstep.adapters.lightning.evaluation import SharedBatches
 from evenstep.adapters.lightning.gathering import add_up, leaders
 from evenstep.adapters.lightning.loops import Attempts, install
 from evenstep.adapters.lightning.progress import Progress
-from evenstep.adapters.lightning.wrong_use import check_optimizers, check_trainer
+from evenstep.adapters.lightning.wrong_use import (
+    check_callbacks,
+    check_optimizers,
+    check_trainer,
+)
 from evenstep.errors import ConfigError
 from evenstep.train.join import join
 from evenstep.train.session import Session
@@ -91,6 +95,8 @@ class Strategy(SingleDeviceStrategy):
         if trainer.state.fn != TrainerFn.FITTING:
             return
         check_optimizers(self.optimizers)
+        if not self.session.generation:  # workers may join
+            check_callbacks(trainer.callbacks)
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         self.session.prepare(
             self.lightning_module,

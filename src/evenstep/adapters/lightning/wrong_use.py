@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from evenstep.errors import ConfigError
@@ -33,4 +34,15 @@ def check_optimizers(optimizers: list[torch.optim.Optimizer]) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigError(
                 "LBFGS", "takes several passes in a step, which cannot be repeated here"
+            )
+
+
+def check_callbacks(callbacks: list[Callback]) -> None:
+    """Raise for callbacks with a state that workers that join would not get."""
+    for callback in callbacks:
+        if type(callback).on_save_checkpoint is not Callback.on_save_checkpoint:
+            raise ConfigError(
+                type(callback).__name__,
+                "keeps its state in on_save_checkpoint, which workers that join do not get; have "
+                "state_dict and load_state_dict return and take it instead",
             )
