@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from evenstep.errors import ConfigError
 from tests.faults.cluster import Cluster
 
 pytest.importorskip("transformers", reason='pip install "evenstep[hf]"')
-pytest.importorskip("accelerate")
+pytest.importorskip("accelerate", reason='pip install "evenstep[hf]"')
 
 SCRIPT = Path(__file__).with_name("hf_train.py")
 PRELOAD = ("evenstep.adapters.hf", "transformers.models.gpt2.modeling_gpt2")
@@ -185,6 +186,22 @@ def test_under_torchrun_two_processes_train_like_one(tmp_path: Path, plain: Plai
 
 
 @pytest.mark.long
+def test_the_example_trains_under_torchrun(tmp_path: Path) -> None:
+    example = SCRIPT.parents[2] / "examples" / "hugging_face.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(example), "--limit", "256", "--output", str(tmp_path)]
+    env = {**ENVIRONMENT, **OFFLINE}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"'eval_loss': '([0-9.]+)'", done.stdout)]
+    assert len(losses) == 3  # printed by one of them
+    assert losses[-1] < losses[0]
+    assert (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.long
 def test_a_worker_that_joins_in_the_middle_of_an_epoch_goes_on_there(
     tmp_path: Path, plain: Plain
 ) -> None:
@@ -218,7 +235,7 @@ def test_single_precision_and_less(
 ) -> None:
     """With the loss of the model itself; in bf16, sums in another order differ visibly."""
     if "lora" in more:
-        pytest.importorskip("peft")
+        pytest.importorskip("peft", reason='pip install "evenstep[adapters]"')
     sgd = json.dumps({"optim": "sgd", "bf16": "--set" in more})
     args = ("--accumulate", "3", *more[: 2 * ("lora" in more)], "--set", sgd)
     faults = (("rank1", "bucket", 8),)
@@ -301,6 +318,23 @@ def test_a_process_group_of_ddp_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"from evenstep\.adapters\.hf import Trainer, Training"):
         check_arguments(SimpleNamespace(), DistributedType.MULTI_CPU)
+
+
+def test_a_worker_that_joins_within_a_window_takes_the_rest_of_it() -> None:
+    """Of the window of three at the end of an epoch, the others have taken the first."""
+    import evenstep
+    from evenstep.adapters.hf.batches import Batches
+
+    model = torch.nn.Linear(1, 1)
+    with evenstep.join() as session:
+        session.prepare(model, torch.optim.SGD(model.parameters()))
+        loader = session.loader(torch.arange(52.0)[:, None], batch=8)
+        loader.load_state_dict({**loader.state_dict(), "cursor": 40, "index": 5})
+        batches = Batches(loader, accumulate=4)
+        assert batches.begin(epoch=0) == 5
+        window = batches.take_window(3)
+        assert [batch.window for batch in window] == [3, 3]
+        assert len(window[0].taken) == 8
 
 
 def test_gathering_leaves_out_what_was_lost_or_is_there_twice() -> None:

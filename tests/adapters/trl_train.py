@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from bench.testbed.train import NAME, Faults, install_faults
 from datasets import Dataset
+from datasets.table import InMemoryTable
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
@@ -42,7 +43,8 @@ def sentences(num: int) -> Dataset:
     rng = torch.Generator().manual_seed(1)
     lengths = torch.randint(3, 12, (num,), generator=rng).tolist()
     words = [torch.randint(2, len(WORDS), (n,), generator=rng).tolist() for n in lengths]
-    return Dataset.from_dict({"text": [" ".join(WORDS[i] for i in line) for line in words]})
+    table = InMemoryTable.from_pydict({"text": [" ".join(WORDS[i] for i in ids) for ids in words]})
+    return Dataset(table, fingerprint="sentences")  # else it is pickled, which not all versions can
 
 
 def main() -> None:
@@ -75,7 +77,7 @@ def main() -> None:
             max_length=16,
             seed=5,
             bf16=False,
-            gradient_checkpointing=False,
+            activation_checkpointing=False,
             logging_steps=1,
             save_strategy="no",
             report_to=[],

@@ -48,13 +48,8 @@ class Progress:
         }
         return {
             "batches": self.num_done,
-            "sums": [
-                self.items,
-                self.loss,
-                self.mean_loss,
-                float(self.grad_norm),
-                self.learning_rate,
-            ],
+            "sums": [self.items, self.loss],
+            "update": [self.mean_loss, float(self.grad_norm), self.learning_rate],
             "state": json.dumps(self._shared_state(), default=float),
             "history": self._log_history(),
             "callbacks": json.dumps([cb.state()["attributes"] for cb in self._exported()]),
@@ -62,7 +57,8 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.items, self.loss, self.mean_loss, self.grad_norm, self.learning_rate = state["sums"]
+        self.items, self.loss = state["sums"]
+        self.mean_loss, self.grad_norm, self.learning_rate = state["update"]
         if state["batches"] <= self.num_begun:
             return
         self.num_begun = self.num_done = state["batches"]

@@ -272,9 +272,8 @@ class ElasticMixin(transformers.Trainer):
         assert self._session is not None
         rank = self._session.rank
         self.state.is_world_process_zero = self.state.is_local_process_zero = rank == 0
-        if (
-            show_rank(rank) and in_loop and rank == 0
-        ):  # the leader was lost, and this one has no progress bar yet
+        is_new_leader = show_rank(rank) and rank == 0
+        if is_new_leader and in_loop:  # it has no progress bar yet
             for callback in self.callback_handler.callbacks:
                 if isinstance(callback, ProgressCallback) and callback.training_bar is None:
                     callback.on_train_begin(self.args, self.state, self.control)
