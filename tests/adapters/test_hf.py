@@ -338,7 +338,7 @@ def test_a_worker_that_joins_within_a_window_takes_the_rest_of_it() -> None:
 
 
 def test_gathering_leaves_out_what_was_lost_or_is_there_twice() -> None:
-    from evenstep.adapters.hf.evaluation import gather
+    from evenstep.adapters.gathering import gather
 
     own = {0: b"zero", 2: b"two", 3: b"three"}
     others = [{1: b"one", 3: b"three"}, {4: b"four"}]  # the second is lost before it sends

@@ -6,7 +6,7 @@ to compute, the others compute afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
+from evenstep.adapters.gathering import gather
 from evenstep.errors import ConfigError
 from evenstep.train.recover.flatten import flatten, unflatten
 from evenstep.train.session import Session
@@ -73,27 +74,6 @@ class SharedPredictions:
             gathered = gather(session.sum, computed, len(self._batches))
             results |= {i: from_bytes(data, device) for i, data in gathered.items()}
         return [results[i] for i in range(len(self._batches))]
-
-
-def gather(
-    add_up: Callable[[torch.Tensor], torch.Tensor], own: Mapping[int, bytes], num: int
-) -> dict[int, bytes]:
-    """What all workers have, by number; without what was lost on the way, or was there twice."""
-    table = torch.zeros(num, 2, dtype=torch.float64)
-    for i, data in own.items():
-        table[i] = torch.tensor([1, len(data) + 1])
-    rows = add_up(table).long().tolist()
-    sizes = {i: size for i, (copies, size) in enumerate(rows) if copies == 1}
-    begins, total = {}, 0
-    for i, size in sizes.items():
-        begins[i], total = total, total + size
-    buffer = torch.zeros(total, dtype=torch.uint8)
-    for i in own.keys() & sizes.keys():  # the 1 marks that the data arrived
-        marked = torch.frombuffer(bytearray(b"\1" + own[i]), dtype=torch.uint8)
-        buffer[begins[i] : begins[i] + sizes[i]] = marked
-    buffer = add_up(buffer)
-    parts = {i: buffer[begin : begin + sizes[i]] for i, begin in begins.items()}
-    return {i: part[1:].numpy().tobytes() for i, part in parts.items() if part[0] == 1}
 
 
 def to_bytes(result: Any) -> bytes:

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torchmetrics import Metric
 
-from evenstep.adapters.lightning.gathering import add_up, gather
+from evenstep.adapters.lightning.collectives import add_up, gather
 from evenstep.adapters.lightning.logged import Logged, check_value, play
 from evenstep.errors import ConfigError
 from evenstep.train.data.source import is_stream

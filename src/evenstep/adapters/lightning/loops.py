@@ -12,8 +12,8 @@ from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from evenstep.adapters.lightning.batches import MovedError
+from evenstep.adapters.lightning.collectives import leaders
 from evenstep.adapters.lightning.evaluation import EvaluationLoop
-from evenstep.adapters.lightning.gathering import leaders
 from evenstep.adapters.lightning.logged import Logged, check_value, of_all_workers, play
 from evenstep.adapters.lightning.progress import Progress
 from evenstep.train.session import Session

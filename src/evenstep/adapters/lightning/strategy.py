@@ -19,8 +19,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from evenstep.adapters.lightning.batches import Batches, make_loader
+from evenstep.adapters.lightning.collectives import add_up, leaders
 from evenstep.adapters.lightning.evaluation import SharedBatches
-from evenstep.adapters.lightning.gathering import add_up, leaders
 from evenstep.adapters.lightning.loops import Attempts, install
 from evenstep.adapters.lightning.progress import Progress
 from evenstep.adapters.lightning.wrong_use import (
