@@ -29,7 +29,9 @@ from evenstep.emulate import DeviceCurve
 from evenstep.train.failpoint import on_failpoint
 from evenstep.train.reduce.reducer import FIRST_BUCKET_BYTES
 
-NAME = os.environ.get("EVENSTEP_WORKER", "alone")
+# Workers that `evenstep join` starts have no name yet, and there may be several of them.
+JOINED = f"joined-{os.getpid()}" if "EVENSTEP_COORDINATOR" in os.environ else "alone"
+NAME = os.environ.get("EVENSTEP_WORKER", JOINED)
 ENDLESS = 1_000_000
 POSTED, INJECTED = "posted-", "an injected failure of the script"
 HELD_S = 0.02  # added to held steps, so that the reference run has fewer of them to repeat

@@ -93,7 +93,7 @@ def test_a_host_is_cut_off_and_the_others_finish_the_run(
     assert run.wait() == 0
     assert near.wait() == 0
     ends = [torch.load(path, weights_only=True) for path in cluster.out.glob("*.pt")]
-    assert ends  # both write "alone.pt": a joining worker has no name when it starts
+    assert len(ends) == 2
     assert all(same(end, alone(*epoch_args(end["step"]))) for end in ends)
 
 
