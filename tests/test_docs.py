@@ -18,6 +18,8 @@ from evenstep.train.recover.state import TrainingState
 from evenstep.types import StepReport
 
 ROOT = Path(__file__).parents[1]
+# Of adapters and examples; a page that needs one is checked where it is installed.
+FRAMEWORKS = ("accelerate", "jax", "lightning", "peft", "tensorflow", "transformers", "trl")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -34,7 +36,12 @@ def test_python_on_a_page_parses_and_its_imports_work(path: Path) -> None:
     for block in python_blocks(path.read_text(encoding="utf-8")):
         for node in ast.parse(block).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
-                exec(ast.unparse(node), {})
+                try:
+                    exec(ast.unparse(node), {})
+                except ImportError as e:
+                    if e.name not in FRAMEWORKS and "pip install" not in str(e):
+                        raise
+                    pytest.skip(str(e))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
