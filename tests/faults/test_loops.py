@@ -52,10 +52,14 @@ CASES: list[tuple[str, tuple[Fault, ...]]] = [  # in sequence; six workers at th
 ]
 
 
+# Others take the same ways through the session.
+ONLY_LONG = {"numbered", "columns", "rollouts", "rates", "break_early", "in_steps", "replaced"}
+
+
 def case(i: int) -> Any:
     """Of each loop's two cases, the first runs in `make test`, the second in `make test-long`."""
     loop, faults = CASES[i]
-    marks = [pytest.mark.long] * (i % 2 or loop == "rollouts")
+    marks = [pytest.mark.long] * (i % 2 or loop in ONLY_LONG)
     return pytest.param(loop, faults, marks=marks, id="-".join([loop, *(f[1] for f in faults)]))
 
 

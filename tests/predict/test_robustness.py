@@ -37,7 +37,10 @@ def test_forecasts_stay_within_twice_the_measured_range(
         low, high = np.fmin(low, base * times), np.fmax(high, base * times)
 
 
-@pytest.mark.parametrize("name", FORECASTERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.long] * (n in ("lstm", "rnn"))) for n in FORECASTERS],
+)
 def test_thousands_of_steps_with_spikes_leave_the_state_sound(name: str) -> None:
     rng = np.random.default_rng(0)
     speed, outlook = interference(steps=3_000, workers=4, seed=1)

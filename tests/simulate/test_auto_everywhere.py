@@ -49,12 +49,15 @@ def test_auto_is_within_two_per_cent_of_the_limit_ten_steps_after_equal_shares(n
 SLOW = {
     "bert-like",
     "equal",
+    "interference",
     "interference-unannounced",
     "knee",
     "noisy",
     "omnilearn",
     "quota-change",
+    "spot",
     "thermal",
+    "thousand",
 }
 
 
