@@ -67,6 +67,14 @@ HF: dict[str, Any] = {
     "requires": ("transformers", "accelerate"),
     "preload": ("evenstep.adapters.hf", "transformers.models.gpt2.modeling_gpt2"),
 }
+LORA: dict[str, Any] = {
+    "requires": (*HF["requires"], "peft"),
+    "preload": (*HF["preload"], "peft"),
+}
+ACCELERATE: dict[str, Any] = {
+    "requires": ("accelerate",),
+    "preload": ("evenstep.adapters.accelerate",),
+}
 LIGHTNING: dict[str, Any] = {
     "requires": ("lightning",),
     "preload": ("evenstep.adapters.lightning",),
@@ -90,4 +98,7 @@ CASES: list[Case] = [
     _pair("attempt", "passes in a closure, as in frameworks"),
     _pair("hugging_face", "Trainer: windows of two batches, mean over tokens", num_steps=22, **HF),
     _pair("with_lightning", "Lightning: schedule, windows, validation", num_steps=22, **LIGHTNING),
+    _pair("with_accelerate", "Accelerate: windows of four batches", num_steps=22, **ACCELERATE),
+    _pair("fabric", "Fabric: windows of two batches, clipping", **LIGHTNING),
+    _pair("lora", "Trainer with adapters of `peft`", num_steps=22, **LORA),
 ]
