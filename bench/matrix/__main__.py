@@ -31,8 +31,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(np.random.default_rng().integers(2**31)))
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)
-    names = args.rows.split(",") if args.rows else [case.name for case in CASES]
+    known = [case.name for case in CASES]
+    names = args.rows.split(",") if args.rows else known
     columns = args.columns.split(",") if args.columns else list(COLUMNS)
+    if unknown := [name for name in (*names, *columns) if name not in (*known, *COLUMNS)]:
+        parser.error(f"unknown: {', '.join(unknown)}; rows: {', '.join(known)}")
     header = ["script", "what it does", "lines changed", *columns]
     rows = {}
     with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
