@@ -16,11 +16,22 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def write(page: str, name: str, table: str, made_by: str = "make tables") -> None:
     """Replace the table called `name` in a page of docs/."""
+    before, _, after = _split(page, name, made_by)
+    (DOCS / page).write_text(f"{before}\n{table}\n{after}", encoding="utf-8")
+
+
+def read(page: str, name: str, made_by: str = "make tables") -> list[list[str]]:
+    """Header and rows of the table called `name` in a page of docs/."""
+    header, _, *rows = _split(page, name, made_by)[1].strip().splitlines()
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in (header, *rows)]
+
+
+def _split(page: str, name: str, made_by: str) -> tuple[str, str, str]:
+    """What is before, between and after the markers of a table; the markers are outside."""
     path = DOCS / page
     begin, end = f"<!-- {name}: made by {made_by} -->", f"<!-- end of {name} -->"
-    text = path.read_text(encoding="utf-8")
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
+    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    table, closed, after = rest.partition(end)
     if not (found and closed):
         raise SystemExit(f"{path} has no markers for the table {name}: {begin} ... {end}")
-    path.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
+    return before + begin, table, end + after

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 import difflib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ class Case:
     batch: int = 24
     dtype: str = "float64"  # torch's default in all of its processes
     limit: float = 1e-9  # largest relative error
-    not_verified: str = ""  # why `evenstep verify` refuses it
+    refused: Mapping[str, str] = field(default_factory=dict)  # reasons, by column
     requires: tuple[str, ...] = ()  # packages
+    preload: tuple[str, ...] = ()  # modules that take long to import
 
     @property
     def missing(self) -> list[str]:
@@ -60,7 +62,23 @@ def _pair(name: str, what: str, **more: Any) -> Case:
     return Case(name=name, what=what, script=SCRIPTS / f"{name}.py", plain=plain, **more)
 
 
-STREAM = "streams are refused"
+STREAM = {"verify": "streams are refused"}
+HF: dict[str, Any] = {
+    "requires": ("transformers", "accelerate"),
+    "preload": ("evenstep.adapters.hf", "transformers.models.gpt2.modeling_gpt2"),
+}
+LORA: dict[str, Any] = {
+    "requires": (*HF["requires"], "peft"),
+    "preload": (*HF["preload"], "peft"),
+}
+ACCELERATE: dict[str, Any] = {
+    "requires": ("accelerate",),
+    "preload": ("evenstep.adapters.accelerate",),
+}
+LIGHTNING: dict[str, Any] = {
+    "requires": ("lightning",),
+    "preload": ("evenstep.adapters.lightning",),
+}
 
 CASES: list[Case] = [
     _pair("classify", "epochs, schedule, clipping, evaluation", num_steps=22),
@@ -68,7 +86,7 @@ CASES: list[Case] = [
     _pair("resnet", "augmentation, synchronised BatchNorm, schedule by step"),
     _pair("gan", "two networks, two optimizers"),
     _pair("simclr", "a loss over all pairs of the batch"),
-    _pair("stream", "IterableDataset with a shuffle buffer", not_verified=STREAM),
+    _pair("stream", "IterableDataset with a shuffle buffer", refused=STREAM),
     # Sums of bfloat16 products are rounded for each worker's part of the batch by itself.
     _pair("amp", "bf16 autocast, windows of four batches", dtype="float32", limit=2e-2),
     _pair("ema", "average of the weights, windows of four batches"),
@@ -78,4 +96,9 @@ CASES: list[Case] = [
     _pair("reinforce", "on-policy episodes from seeds"),
     _pair("early", "epochs left early, schedule by held-out loss", num_steps=21),
     _pair("attempt", "passes in a closure, as in frameworks"),
+    _pair("hugging_face", "Trainer: windows of two batches, mean over tokens", num_steps=22, **HF),
+    _pair("with_lightning", "Lightning: schedule, windows, validation", num_steps=22, **LIGHTNING),
+    _pair("with_accelerate", "Accelerate: windows of four batches", num_steps=22, **ACCELERATE),
+    _pair("fabric", "Fabric: windows of two batches, clipping", **LIGHTNING),
+    _pair("lora", "Trainer with adapters of `peft`", num_steps=22, **LORA),
 ]

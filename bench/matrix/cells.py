@@ -15,7 +15,7 @@ import torch
 
 from bench.matrix.cases import Case
 from bench.testbed.cli_run import ENVIRONMENT, EVENSTEP, CliRun
-from bench.testbed.fork_server import Forked, fork_server
+from bench.testbed.fork_server import Forked, ForkServer, fork_server
 from bench.testbed.live_run import Fault, until
 from evenstep.launch.environment import torchrun_variables
 
@@ -134,11 +134,15 @@ class Ways:
         script = [self.case.script, *self.case.args, out / "saved.pt"]
         return [str(part) for part in ("--out", out, *script)]
 
+    @property
+    def _server(self) -> ForkServer:
+        return fork_server(*self.case.preload)
+
     def _fork(
         self, program: Path, argv: Sequence[str], out: Path, env: Mapping[str, str]
     ) -> Forked:
         env = {**env, "DTYPE": self.case.dtype}
-        return fork_server().run([program, *argv], env, out / "log")
+        return self._server.run([program, *argv], env, out / "log")
 
     def _finish(self, processes: Sequence[Forked], out: Path) -> None:
         codes = [process.wait() for process in processes]
@@ -154,7 +158,7 @@ class Ways:
             **ENVIRONMENT,
             "DTYPE": self.case.dtype,
             "PAUSES": json.dumps(pauses),
-            "FORK_SERVER": fork_server().path,
+            "FORK_SERVER": self._server.path,
             "WARM_SCRIPT": str(WORKER),
         }
         return CliRun(

@@ -172,7 +172,10 @@ def _work(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
     for fd, onto in zip(streams, range(NUM_STREAMS), strict=True):
         os.dup2(fd, onto)
         os.close(fd)
-    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    # Not closed with these objects: programs replace them, as `evenstep verify` does.
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(fd, mode, closefd=False) for fd, mode in enumerate("rww")
+    )
     os.environ.update(request["env"])
     sys.argv = request["argv"]
     sys.path.insert(0, str(Path(sys.argv[0]).parent))

@@ -148,7 +148,8 @@ class Ballast(nn.Module):
 def install_faults(faults: Faults, model: nn.Module) -> None:
     """Enable faults at evenstep's failpoints and once the first bucket is in flight."""
     on_failpoint(faults.at)
-    next(model.parameters()).register_hook(lambda grad: faults.at("bucket"))
+    trained = next(p for p in model.parameters() if p.requires_grad)
+    trained.register_hook(lambda grad: faults.at("bucket"))
 
 
 def main() -> None:

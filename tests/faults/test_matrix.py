@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench.matrix.__main__ import link, merge
 from bench.matrix.cases import CASES, Case
 from bench.matrix.cells import COLUMNS, Failed, Ways
 
@@ -24,7 +25,7 @@ def cells() -> list[Any]:
         )
         for case in CASES
         for column in COLUMNS
-        if not (column == "verify" and case.not_verified)
+        if column not in case.refused
     ]
 
 
@@ -44,3 +45,11 @@ def test_a_script_that_trains_differently_is_seen(tmp_path: Path) -> None:
     other = replace(cases["ema"], plain=cases["attempt"].plain)
     with pytest.raises(Failed, match="ema, alone: relative error"):
         Ways(other, tmp_path / "ways", np.random.default_rng(0)).measure("alone")
+
+
+def test_rows_that_were_not_run_stay_in_the_table() -> None:
+    first, second, third = CASES[:3]
+    old = [["script", "alone"], [link(third), "old"], [link(first), "old"]]
+    new = {first.name: [link(first), "new"], second.name: [link(second), "new"]}
+    expected = [[link(first), "new"], [link(second), "new"], [link(third), "old"]]
+    assert merge(old, new) == expected
