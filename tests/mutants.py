@@ -48,6 +48,12 @@ MUTANTS = [
         "            pass",
         "tests/train/test_counting.py -k learning_rates",
     ),
+    Mutant(
+        TRAIN + "data/loader.py",
+        " and not self._roster.is_ending:",
+        ":",
+        "tests/train/test_void.py -k lease_that_ends",
+    ),
     # A void step: everything is rolled back, nothing of it is kept.
     Mutant(
         TRAIN + "recover/rollback.py",

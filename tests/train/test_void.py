@@ -112,6 +112,23 @@ def test_a_void_step_leaves_no_trace_in_the_last_checkpoint(tmp_path: Path, body
         assert torch.equal(tensor, committed[name]), name
 
 
+def test_a_lease_that_ends_while_others_are_waited_for_leaves_the_position_in_the_data(
+    tmp_path: Path,
+) -> None:
+    """The error ends the loop in the middle of an epoch; it is not the script that leaves it."""
+
+    def body(training: Training, x: torch.Tensor) -> None:
+        training.model(x)
+        training.end_lease()
+        training.roster._tracker.check_membership()  # as in a wait during the backward pass
+
+    with hosted(tmp_path / "run") as run:
+        train(run, body)
+    (tree,) = saved(tmp_path / "run")
+    order = tree["plain"]["order"]
+    assert (order["epoch"], order["index"]) == (0, STEPS)
+
+
 def test_an_object_registered_in_the_loop_is_rolled_back_too(tmp_path: Path) -> None:
     def body(training: Training, x: torch.Tensor) -> None:
         late = torch.optim.swa_utils.AveragedModel(training.model)

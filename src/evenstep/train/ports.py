@@ -62,6 +62,10 @@ class Roster(Protocol):
     def is_late(self) -> bool:
         """Whether the others are ahead of this worker's loop: until its next batch it is alone."""
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether an error of the roster ends the script: it has not left its loop by itself."""
+
     def prepared(self) -> None:
         """The model is there."""
 

@@ -214,7 +214,7 @@ class Loader:
             try:
                 yield loop.data
             except GeneratorExit:  # by `break`, an error, or the garbage collector
-                if loop is self._loop:
+                if loop is self._loop and not self._roster.is_ending:
                     loop.is_left = True
                     if self._batch_end is not None:
                         step.leave()

@@ -149,6 +149,10 @@ class ElasticRoster:
         if tracker.welcome.underway:
             self._catch_up.preallocate()
 
+    @property
+    def is_ending(self) -> bool:
+        return self._tracker.lease_has_ended
+
     def settle(self, *, in_loop: bool) -> int:
         """Repeat a void step with the survivors, or make the change that the leader passed on."""
         tracker, step, host = self._tracker, self._job.step, self._job.host

@@ -42,7 +42,7 @@ class FixedRoster:
     """One generation for the whole run."""
 
     hands_over_state = False
-    is_late = False
+    is_late = is_ending = False
     generation = 1
     current = None
 

@@ -35,6 +35,7 @@ class GenerationTracker:
         self._step, self._host = step, host
         self.generation = 0
         self.has_trained = False  # in this or an earlier generation, since it last was a spare
+        self.lease_has_ended = False  # and this worker with it
         self._is_spare = False
         self.waiting = False  # for other workers, or for a generation
         self.saving = False  # the last checkpoint
@@ -177,6 +178,7 @@ class GenerationTracker:
             log.error("this worker is no longer part of the run: %s", self.control.goodbye)
             raise LeftError(EVICTED)
         if self.control.lease_over:
+            self.lease_has_ended = True
             log.error("no word from the coordinator for %g s", self.welcome.lease_s)
             raise LeaseOverError(EVICTED)
 
