@@ -33,8 +33,8 @@ class OptimizerSettings:
         self._step, self._stateful = step, stateful
         self._last: Settings = ()
         self._digest = 0.0
-        self._kept: Settings | None = None  # of the step at hand, when its gradients were ready
         self._kept_step = -1
+        self._kept: Settings = ()  # of that step, when its gradients were ready
         self._is_first_pass = False
         step.on_fetched.append(self._fetched)
 
@@ -60,7 +60,7 @@ class OptimizerSettings:
 
     def _compare(self, settings: Settings) -> None:
         step = self._step.batch.step
-        if step == self._kept_step and self._kept is not None and settings != self._kept:
+        if step == self._kept_step and settings != self._kept:
             changes = [
                 f"{name} was {before:.6g} and is {now:.6g}"
                 for (name, before), (_, now) in zip(self._kept, settings, strict=False)
@@ -71,7 +71,7 @@ class OptimizerSettings:
                 f"settings: {', '.join(changes)}. The loop counts the repeated batch as another "
                 f"one. {WAY_OUT}"
             )
-        self._kept, self._kept_step = settings, step
+        self._kept_step, self._kept = step, settings
 
     def _read(self) -> Settings:
         return tuple(
