@@ -1,0 +1,134 @@
+"""The pictures of a run, as SVG: one code for the page, the report and a file for a paper.
+
+    for picture in PICTURES:
+        svg = picture.draw(history, View(begin_s=0.0, end_s=60.0, width=760))
+
+Drawn text has no style attribute and no style sheet of its own: classes get their colours from
+`stylesheet()`. A picture that is a file (`standalone=True`) carries its colours with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from evenstep.observe.history import History
+from evenstep.observe.pictures.cluster_size import cluster_size
+from evenstep.observe.pictures.cost import cost
+from evenstep.observe.pictures.forecasts import forecasts
+from evenstep.observe.pictures.noise import gradient_noise
+from evenstep.observe.pictures.plot import Plot, View, drawn, margin
+from evenstep.observe.pictures.roster import roster
+from evenstep.observe.pictures.shares import shares
+from evenstep.observe.pictures.step_time import step_time
+from evenstep.observe.pictures.theme import standalone as standalone_stylesheet
+from evenstep.observe.pictures.theme import stylesheet
+from evenstep.observe.pictures.throughput import throughput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """One kind of picture: what it is called, what it says, and how it is made."""
+
+    name: str
+    title: str
+    says: str
+    plot: Callable[[History, View], Plot | None]  # None: the run has no data for it
+
+    def draw(self, history: History, view: View, *, standalone: bool = False) -> str:
+        """The picture; empty if the run has no data for it in this view."""
+        return draw_alike(self, [(history, view)], standalone=standalone)[0]
+
+
+def draw_alike(
+    picture: Picture, views: Sequence[tuple[History, View]], *, standalone: bool = False
+) -> list[str]:
+    """One picture of several runs, on a common scale; empty for runs without data for it."""
+    plots = [picture.plot(history, view) for history, view in views]
+    top = max((plot.top for plot in plots if plot is not None), default=1.0)
+    if len({plot.top for plot in plots if plot is not None}) > 1:
+        plots = [picture.plot(history, replace(view, top=top)) for history, view in views]
+    left = max((margin(history.workers) for history, _ in views), default=0.0)
+    return [
+        drawn(
+            plot,
+            replace(view, left=left, top=top),
+            *(picture.name, picture.title, picture.says),
+            standalone=standalone,
+        )
+        if plot is not None
+        else ""
+        for plot, (_, view) in zip(plots, views, strict=True)
+    ]
+
+
+PICTURES: tuple[Picture, ...] = (
+    Picture(
+        name="throughput",
+        title="Throughput",
+        says="samples per second in steps, beside the limit and equal shares",
+        plot=throughput,
+    ),
+    Picture(
+        name="shares",
+        title="Shares",
+        says="samples of each worker in a step, stacked up to the batch",
+        plot=shares,
+    ),
+    Picture(
+        name="step-time",
+        title="Step time by worker",
+        says="each worker's time in a step: computing, then waiting for the slowest",
+        plot=step_time,
+    ),
+    Picture(
+        name="roster",
+        title="Roster",
+        says="which workers took part, and when they joined, left or were lost",
+        plot=roster,
+    ),
+    Picture(
+        name="cluster-size",
+        title="Cluster size",
+        says="the number of workers, and what was decided about it",
+        plot=cluster_size,
+    ),
+    Picture(name="cost", title="Cost", says="of all workers so far, by their prices", plot=cost),
+    Picture(
+        name="gradient-noise",
+        title="Gradient noise",
+        says="the batch at which noise and signal in the gradient are equal, beside the batch",
+        plot=gradient_noise,
+    ),
+    Picture(
+        name="forecasts",
+        title="Forecasts",
+        says="each worker's speed as it was forecast, against the one that came",
+        plot=forecasts,
+    ),
+)
+"""In the order in which they are shown."""
+
+
+def picture(name: str) -> Picture:
+    """The one with a name; KeyError if there is none."""
+    return {p.name: p for p in PICTURES}[name]
+
+
+def whole(history: History, width: int = 760) -> View:
+    """The whole run so far."""
+    begin_s, end_s = history.span
+    return View(begin_s=begin_s, end_s=max(end_s, begin_s + 1e-3), width=width)
+
+
+__all__ = [
+    "PICTURES",
+    "Picture",
+    "Plot",
+    "View",
+    "draw_alike",
+    "picture",
+    "standalone_stylesheet",
+    "stylesheet",
+    "whole",
+]

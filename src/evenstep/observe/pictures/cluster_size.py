@@ -1,0 +1,82 @@
+"""The number of workers, with the decisions of the search and of operators."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evenstep.observe.history import History
+from evenstep.observe.history.decisions import PastDecision
+from evenstep.observe.pictures.layers import shade, steps
+from evenstep.observe.pictures.plot import (
+    Axes,
+    Key,
+    Layer,
+    Plot,
+    Series,
+    View,
+    decision_mark,
+    symbol,
+)
+from evenstep.observe.pictures.svg import Markup, element
+from evenstep.observe.pictures.throughput import idle
+
+KINDS = {
+    "launch": ("up", "f-good", "launch"),
+    "drain": ("down", "f-bad", "drain"),
+    "stay": ("dot", "f-soft", "stay"),
+    "pause": ("diamond", "f-ink", "pause"),
+}
+
+
+def cluster_size(history: History, view: View) -> Plot | None:
+    """None if it never changed and nobody decided on it."""
+    sizes = history.roster.sizes
+    decided = [d for d in history.decisions.kept if d.kind in KINDS]
+    if not sizes or (len(sizes) == 1 and not decided):
+        return None
+    at_s = np.array([at for at, _ in sizes])
+    num = np.array([float(n) for _, n in sizes])
+    shown = [d for d in decided if view.begin_s <= d.at_s <= view.end_s]
+    end_s = min(history.ended_s, view.end_s)
+    layers: list[Layer] = [
+        shade(idle(history, view), "f-idle"),
+        steps(at_s.tolist(), num.tolist(), end_s, "s-main"),
+        *(_decision(d, _size_at(sizes, d.at_s), view) for d in _spread(shown, view)),
+    ]
+    there = {d.kind for d in shown}
+    return Plot(
+        layers=layers,
+        top=float(num.max()) * 1.12 or 1.0,
+        unit="workers",
+        keys=[
+            Key(cls="s-main", text="workers"),
+            *(Key(cls=c, text=text, shape=s) for k, (s, c, text) in KINDS.items() if k in there),
+        ],
+        series=[Series(name="workers", at_s=at_s, values=num, unit="workers", cls="s-main")],
+    )
+
+
+def _size_at(sizes: list[tuple[float, int]], at_s: float) -> int:
+    return next((n for at, n in reversed(sizes) if at <= at_s), 0)
+
+
+def _spread(decisions: list[PastDecision], view: View) -> list[PastDecision]:
+    """Of those too close to tell apart, one; never without a launch, drain or pause."""
+    gap_s = 5.0 / view.width * (view.end_s - view.begin_s)
+    kept: list[PastDecision] = []
+    for decision in decisions:
+        near = bool(kept) and decision.at_s - kept[-1].at_s < gap_s
+        if not near or decision.kind != "stay":
+            kept.append(decision)
+    return kept
+
+
+def _decision(decision: PastDecision, size: int, view: View) -> Layer:
+    shape, cls, _ = KINDS[decision.kind]
+
+    def draw(axes: Axes) -> Markup:
+        title = f"{decision.kind} at {decision.at_s:.6g} s: {decision.reason}"
+        mark = symbol(shape, axes.x(decision.at_s), axes.y(size), f"{cls} mark")
+        return decision_mark(view, decision, element("title", title), mark)
+
+    return draw
