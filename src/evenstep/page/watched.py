@@ -1,0 +1,239 @@
+"""The run that a page shows: its journal, and its coordinator's status while one answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evenstep.errors import EvenstepError, JournalError
+from evenstep.observe.history import History
+from evenstep.observe.history.decisions import PastDecision
+from evenstep.observe.pictures import PICTURES, View
+from evenstep.observe.pictures.choose import colour
+from evenstep.observe.pictures.plot import drawn
+from evenstep.observe.sinks.prometheus import exposition
+from evenstep.page.commands import AskCoordinator
+from evenstep.page.recorded import recorded_status
+from evenstep.wire import MAX_BYTES
+
+PATIENCE_S = 30.0
+"""For a coordinator that does not answer any more: another may take over."""
+
+ENDING = ("ended", "finishing", "stopping")
+
+GROWING_S = 10.0
+"""A journal without a coordinator is being written if it grew in the last seconds."""
+
+MAX_DECISIONS, MAX_LOOKED_AT = 8, 1000
+"""The newest, beside a status, and how far back they are looked for."""
+
+Status = dict[str, Any]
+
+_PICTURES = {p.name: p for p in PICTURES}
+
+
+class TimeSpan(NamedTuple):
+    """A stretch of the run's own time."""
+
+    begin_s: float
+    end_s: float
+
+
+class Watched:
+    """Its calls block, and may come from any thread; a lock keeps reading and drawing apart.
+
+    `ask` asks the coordinator; None for a journal without a run folder, which has none.
+    """
+
+    pictures: Mapping[str, str] = {p.name: p.title for p in PICTURES}
+
+    def __init__(
+        self,
+        journal: Path,
+        *,
+        name: str,
+        ask: AskCoordinator | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.ask, self._journal, self._clock = name, ask, journal, clock
+        self._lock = threading.Lock()  # of the history
+        self._reading = threading.Lock()  # of the journal: one thread reads it
+        self._history: History | None = None
+        self._unreadable = ""  # why there is no history, or no more of it
+        self._grew_s: float | None = None
+        self._last: Status = {}  # what the coordinator last said
+        self._answered_s = 0.0
+
+    # The journal.
+
+    def follow(self) -> dict[str, Any]:
+        """Read what the journal has more; what of it there is to see."""
+        try:
+            with self._reading:
+                self._read()
+        except (JournalError, OSError) as e:
+            has_begun = self._history is not None or _has_lines(self._journal)
+            self._unreadable = str(e) if has_begun else ""
+        with self._lock:
+            if (history := self._history) is None:
+                return {"begin_s": 0.0, "end_s": 0.0, "num_steps": 0, "problem": self._unreadable}
+            begin_s, end_s = history.span
+            num_steps = history.totals.num_steps
+        return {
+            "begin_s": begin_s,
+            "end_s": end_s,
+            "num_steps": num_steps,
+            "problem": self._unreadable,
+        }
+
+    def _read(self) -> None:
+        if self._history is None:
+            history = History.read(self._journal)  # may take long: not under the lock
+            with self._lock:
+                self._history = history
+        else:
+            with self._lock:
+                if self._history.follow():
+                    self._grew_s = self._clock()
+        is_there = self._journal.exists()
+        self._unreadable = "" if is_there else f"{self._journal}: is gone; this is what it had"
+
+    def picture(self, name: str, window: TimeSpan, width: int) -> dict[str, Any]:
+        """One picture as SVG, empty if there is nothing to draw, and the numbers in it."""
+        wanted = _PICTURES[name]
+        with self._lock:
+            if self._history is None:
+                return {"svg": "", "readout": []}
+            begin_s, end_s = self._within(window)
+            view = View(begin_s=begin_s, end_s=end_s, width=width)
+            plot = wanted.plot(self._history, view)
+        if plot is None:
+            return {"svg": "", "readout": []}
+        svg = drawn(plot, view, name, wanted.title, wanted.says)
+        return {"svg": str(svg), "readout": plot.readout()}
+
+    def decision(self, index: int) -> dict[str, Any] | None:
+        """One decision, with the numbers that it was taken on."""
+        with self._lock:
+            history = self._history
+            found = history.decisions.get(index) if history is not None else None
+            if history is None or found is None:
+                return None
+            return {
+                **_row(found),
+                "num_decisions": history.decisions.num,
+                "numbers": [
+                    {name: _finite(value) for name, value in row.items()}
+                    for row in history.numbers(found)
+                ],
+            }
+
+    def _within(self, window: TimeSpan) -> tuple[float, float]:
+        assert self._history is not None
+        first_s, last_s = self._history.span
+        begin_s = min(max(window.begin_s, first_s), last_s)
+        return begin_s, max(min(window.end_s, last_s), begin_s)
+
+    # The status.
+
+    def status(self) -> Status:
+        """The run at a glance: as its coordinator sees it, or as its journal has it."""
+        told = self._ask()
+        with self._lock:
+            history, shown = self._history, told
+            if shown is None:
+                shown = recorded_status(
+                    history,
+                    has_journal=_has_lines(self._journal),
+                    has_coordinator=self.ask is not None,
+                    is_growing=self._is_growing,
+                )
+            newest = _newest(history.decisions.kept) if history is not None else []
+            problems = history.problems if history is not None else []
+            if history is not None:
+                rows = [_coloured(row, history) for row in shown["workers"]]
+                shown = {**shown, "workers": rows}
+        assert shown is not None
+        return {
+            **shown,
+            "run": self.name,
+            "newest": newest,
+            "problems": [p for p in (*shown["problems"], self._unreadable, *problems) if p],
+        }
+
+    def _ask(self) -> Status | None:
+        """The coordinator's status without its settings; None if there is none to ask.
+
+        For a while after it fell silent, the last one: another coordinator may take over.
+        """
+        if self.ask is None:
+            return None
+        try:
+            told = self.ask("status")
+        except (EvenstepError, OSError) as e:
+            is_over = not self._last or self._last["state"] in ENDING
+            if is_over or self._clock() - self._answered_s > PATIENCE_S:
+                return None
+            return {**self._last, "state": "no answer", "problems": [str(e)]}
+        told.pop("settings", None)
+        self._last, self._answered_s = {**told, "is_live": True}, self._clock()
+        return self._last
+
+    @property
+    def _is_growing(self) -> bool:
+        return self._grew_s is not None and self._clock() - self._grew_s < GROWING_S
+
+    def metrics(self) -> str:
+        """The status as Prometheus reads it."""
+        status = self.status()
+        if not status["is_live"]:  # then it is in the journal, which may not have been read
+            self.follow()
+            status = self.status()
+        return exposition(status)
+
+
+def _has_lines(journal: Path) -> bool:
+    """Whether anything was written; before that, the lack of a header is no fault."""
+    try:
+        with journal.open("rb") as file:
+            return file.readline(MAX_BYTES).endswith(b"\n")
+    except OSError:
+        return False
+
+
+def _newest(decisions: Sequence[PastDecision]) -> list[dict[str, Any]]:
+    """The last decisions, oldest first; of plans one after the other the last, with their number.
+
+    Else a few plans would hide that a worker was lost.
+    """
+    found: list[dict[str, Any]] = []
+    for decision in islice(reversed(decisions), MAX_LOOKED_AT):
+        if found and decision.kind == found[-1]["kind"] == "plan":
+            found[-1]["num_before"] += 1
+        elif len(found) == MAX_DECISIONS:
+            break
+        else:
+            found.append({**_row(decision), "num_before": 0})
+    return found[::-1]
+
+
+def _row(decision: PastDecision) -> dict[str, Any]:
+    row = asdict(decision)
+    for name in ("workers", "before", "after"):
+        row.pop(name)
+    return row
+
+
+def _coloured(row: dict[str, Any], history: History) -> dict[str, Any]:
+    """A worker's row with the number of its colour in the pictures."""
+    return {**row, "colour": colour(history, row["worker"])}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not isfinite(value) else value
