@@ -122,17 +122,22 @@ class Terminal:
         os.close(self._master)
 
     def rows(self) -> list[str]:
-        """The rows on the screen: handles carriage return, newline and "erase to end of line"."""
-        rows, column = [""], 0
-        for part in re.findall(r"\x1b\[\?7[lh]|\x1b\[K|[^\x1b]", self._written):
+        """The rows on the screen, up to the last one that was written to."""
+        rows, row, column = [""], 0, 0
+        for part in re.findall(r"\x1b\[\??\d*[a-zA-Z]|[^\x1b]", self._written):
             if part == "\r":
                 column = 0
             elif part == "\n":
-                rows.append("")
+                row += 1
+                rows += [""] * (row == len(rows))
+            elif part.endswith("A") and part.startswith("\x1b"):
+                row -= int(part[2:-1])
+            elif part == "\x1b[J":
+                rows[row:] = [rows[row][:column]]
             elif part == "\x1b[K":
-                rows[-1] = rows[-1][:column]
+                rows[row] = rows[row][:column]
             elif not part.startswith("\x1b"):
-                rows[-1] = rows[-1][:column].ljust(column) + part + rows[-1][column + 1 :]
+                rows[row] = rows[row][:column].ljust(column) + part + rows[row][column + 1 :]
                 column += 1
         return rows
 
@@ -171,6 +176,27 @@ def test_on_a_terminal_a_progress_bar_moves_in_place_below_complete_lines(
         assert terminal.shows("[w1] loss 0.5", "[w1]   3/3 ", "[w0]  20%|##        | 2/10")
     console.close()
     assert terminal.shows("[w1] loss 0.5", "[w1]   3/3 ", "[w0]  20%|##        | 2/10 ", "")
+
+
+def test_lines_and_bars_are_above_the_rows_that_show_the_run(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    console, path = ConsoleOutput(terminal.out), tmp_path / "w0.log"
+    with path.open("w", buffering=1) as log:
+        console.follow("w0", path)
+        console.show_below(["training 10%", "w0  209"])
+        assert terminal.shows("training 10%", "w0  209")
+        log.write("loss 0.5\n")
+        assert terminal.shows("[w0] loss 0.5", "training 10%", "w0  209")
+        log.write("\r 1/10 ")  # tqdm
+        assert terminal.shows("[w0] loss 0.5", "[w0]  1/10", "training 10%", "w0  209")
+        assert console.say("12:00:00 evenstep: w1 is lost")
+        console.show_below(["training 20%"])
+        said = "12:00:00 evenstep: w1 is lost"
+        assert terminal.shows("[w0] loss 0.5", said, "[w0]  1/10", "training 20%")
+    console.close()
+    assert terminal.shows("[w0] loss 0.5", said, "[w0]  1/10 ", "")
+    assert not console.say("too late")
 
 
 def test_nested_progress_bars_share_one_line(terminal: Terminal, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Workers' output is drained into files (see output.py) and waits for no reader here. The console
 skips output that comes too fast; the log files have all of it. A progress bar (a line that a script
-rewrites with carriage returns) is redrawn in place on a terminal; otherwise it is printed at most
-every BAR_S seconds.
+rewrites with carriage returns) is redrawn in place on a terminal, above the rows that show the run;
+otherwise it is printed at most every BAR_S seconds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
+
+from evenstep.launch.screen import BottomRows
 
 POLL_S = 0.25  # a poll takes 0.1 ms of a core that a worker may need
 LINE_BYTES = 4096
@@ -26,7 +29,6 @@ BAR_S = 10.0  # between two prints of a progress bar if the output is not a term
 CLOSE_S = 5.0
 
 ERASE = "\r\x1b[K"  # clears the current line of the terminal
-_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"  # ERASE clears one row, so a bar must not wrap
 _NESTED = re.compile(rb"\n([^\n]*)\x1b\[A")  # a bar below another, then cursor up
 
 # evenstep's own log lines (see logs.py) follow a bar without a newline.
@@ -58,9 +60,11 @@ class ConsoleOutput:
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._out, self._clock = out, clock
-        self._is_terminal = out.isatty()
+        self.is_terminal = out.isatty()
         self._front: _Log | None = None  # the worker whose bar is on the terminal
-        self._drawn_bar = ""  # that bar as it was drawn
+        self._screen = BottomRows()
+        self._below: Sequence[str] = ()  # rows that show the run
+        self._said: deque[str] = deque()  # lines of evenstep's own
         self._logs: list[_Log] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -83,8 +87,20 @@ class ConsoleOutput:
             for log in self._logs:
                 log.ended |= log.name == name
 
+    def say(self, line: str) -> bool:
+        """Print a line of evenstep's own at the next poll. False: nothing is printed any more."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._said.append(line)
+            return True
+
+    def show_below(self, rows: Sequence[str]) -> None:
+        """On a terminal: the rows at its bottom from now on."""
+        self._below = rows
+
     def close(self) -> None:
-        """Print what is left; give up after CLOSE_S if the reader hangs."""
+        """Print what is left, without the rows below; give up after CLOSE_S if the reader hangs."""
         self._closing.set()
         self._thread.join(CLOSE_S)
 
@@ -93,6 +109,8 @@ class ConsoleOutput:
             last = False
             while not last:
                 last = self._closing.wait(POLL_S)
+                if last:
+                    self._below = ()
                 with self._lock:
                     logs = [(log, last or log.ended) for log in self._logs]
                 self._print(logs)
@@ -115,7 +133,7 @@ class ConsoleOutput:
 
     def _print(self, logs: list[tuple[_Log, bool]]) -> None:
         """Print what is new in all logs with one write: complete lines, then a progress bar."""
-        lines: list[str] = []
+        lines = [self._said.popleft() for _ in range(len(self._said))]
         moved: list[_Log] = []  # whose progress bar has changed
         for log, is_last in logs:
             before = log.bar
@@ -123,7 +141,7 @@ class ConsoleOutput:
             if log.bar and log.bar != before:
                 moved.append(log)
         pending = [log for log, _ in logs if log.bar]
-        if self._is_terminal:
+        if self.is_terminal:
             text = self._redraw(lines, moved, pending)
         else:
             text = "".join(f"{line}\n" for line in [*lines, *self._due_bars(pending)])
@@ -137,12 +155,8 @@ class ConsoleOutput:
             self._front = moved[-1]
         elif self._front not in pending:
             self._front = pending[-1] if pending else None
-        was, bar = self._drawn_bar, _labelled(self._front, self._front.bar) if self._front else ""
-        if not lines and bar == was:
-            return ""
-        self._drawn_bar = bar
-        erase, redrawn = (ERASE if was or bar else ""), (f"{_NO_WRAP}{bar}{_WRAP}" if bar else "")
-        return "".join([erase, *(f"{line}\n" for line in lines), redrawn])
+        bar = [_labelled(self._front, self._front.bar)] if self._front else []
+        return self._screen.redraw(lines, [*bar, *self._below])
 
     def _due_bars(self, logs: list[_Log]) -> list[str]:
         """Bars that have changed and were last printed at least BAR_S ago."""

@@ -1,4 +1,4 @@
-"""How this process was started, by its environment: alone, by torchrun, or by a coordinator."""
+"""How this process was started, by its environment: alone, as a rank, or by a coordinator."""
 
 from __future__ import annotations
 
@@ -9,17 +9,7 @@ from pathlib import Path
 
 from evenstep.errors import ConfigError
 from evenstep.identity import Credentials, check_worker_name, parse_credentials
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaticRank:
-    """A process's rank in a fixed roster."""
-
-    rank: int = 0
-    world: int = 1
-    address: str = "127.0.0.1"
-    port: int = 0
-    hosts_store: bool = True  # rank 0, unless torchrun hosts the store
+from evenstep.launch.ranks import StaticRank, find_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,30 +23,18 @@ class CoordinatorAddress:
     worker: str = ""  # the name from the launcher
     address: str = "127.0.0.1"  # where other workers reach this one
     folder: Path | None = None  # of the run, where a later coordinator writes its address
+    wait_s: float | None = None  # for a coordinator that does not answer; None: two minutes
+    notice: str = ""  # what tells that this machine will be taken away
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
 
 def read_environment(environment: Mapping[str, str]) -> StaticRank | CoordinatorAddress:
-    """Read evenstep's or torchrun's variables; without them the process is alone."""
+    """Read evenstep's or a launcher's variables; without them the process is alone."""
     if "EVENSTEP_COORDINATOR" in environment:
         return _read_coordinator(environment)
-    if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        return StaticRank()
-    rank, world = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
-    if not 0 <= rank < world:
-        raise ConfigError("RANK", f"must be below WORLD_SIZE, {world}: got {rank}", "environment")
-    if "MASTER_ADDR" not in environment:
-        raise ConfigError("MASTER_ADDR", "is missing; torchrun sets it", "environment")
-    shared = environment.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
-    return StaticRank(
-        rank=rank,
-        world=world,
-        address=environment["MASTER_ADDR"],
-        port=_number(environment, "MASTER_PORT"),
-        hosts_store=rank == 0 and not shared,
-    )
+    return find_rank(environment)
 
 
 def torchrun_variables(world: int) -> dict[str, str]:
@@ -90,6 +68,8 @@ def _read_coordinator(environment: Mapping[str, str]) -> CoordinatorAddress:
         worker=worker and check_worker_name(worker, "EVENSTEP_WORKER", "environment"),
         address=environment.get("EVENSTEP_ADDRESS", "127.0.0.1"),
         folder=_run_folder(environment),
+        wait_s=_wait_s(environment),
+        notice=environment.get("EVENSTEP_NOTICE", ""),
     )
 
 
@@ -129,10 +109,10 @@ def read_credentials(path: Path, source: str = "") -> Credentials:
     return parse_credentials(text, str(path), source)
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = environment.get(name)
-    if text is None:
-        raise ConfigError(name, "is missing; torchrun sets it", "environment")
-    if not text.isdecimal():
-        raise ConfigError(name, f'expected a number, got "{text}"', "environment")
-    return int(text)
+def _wait_s(environment: Mapping[str, str]) -> float | None:
+    text = environment.get("EVENSTEP_WAIT", "")
+    try:
+        return float(text) if text else None
+    except ValueError:
+        problem = f'expected a number of seconds, got "{text}"'
+        raise ConfigError("EVENSTEP_WAIT", problem, "environment") from None

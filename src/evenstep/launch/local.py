@@ -133,7 +133,7 @@ class LocalLauncher:
         self._command, self._env, self._logs = list(command), dict(env), logs
         self._name, self._on_dying, self._on_end = name, on_dying, on_end
         self._gpus = GpuPool.find(env)
-        self._console = ConsoleOutput(out)
+        self.console = ConsoleOutput(out)
         self._running: dict[WorkerId, LocalProcess] = {}
         self._dying: set[WorkerId] = set()  # already reported to `on_dying`
         self._poll_timer: asyncio.TimerHandle | None = None
@@ -151,7 +151,7 @@ class LocalLauncher:
         # It may have just ended; the coordinator does not count on it yet.
         with suppress(ProcessLookupError, FileNotFoundError):
             self._watch(worker, LocalProcess.open(None, pid, path))
-            self._console.follow(worker, path)
+            self.console.follow(worker, path)
         with suppress(psutil.Error):
             self._gpus.adopt(worker, psutil.Process(pid).environ())
 
@@ -186,14 +186,14 @@ class LocalLauncher:
         for worker in list(self._running):
             self.kill(worker)
         await self.wait(GRACE_S)
-        self._console.close()
+        self.console.close()
 
     def _start(self, worker: WorkerId) -> None:
         path = self._logs / f"{worker}.log"
         with suppress(OSError):  # the drain makes it when there is room
             path.touch()
         output = WorkerOutput(path)
-        self._console.follow(worker, path)
+        self.console.follow(worker, path)
         try:
             try:
                 process = subprocess.Popen(
@@ -211,7 +211,7 @@ class LocalLauncher:
             output.wait()  # nobody prints any more
             output.close()
             self._gpus.release(worker)
-            self._console.unfollow(worker)
+            self.console.unfollow(worker)
             raise
         self._watch(worker, running)
 
@@ -257,7 +257,7 @@ class LocalLauncher:
         running.close()
         self._dying.discard(worker)
         self._gpus.release(worker)
-        self._console.unfollow(worker)
+        self.console.unfollow(worker)
         if not self._running:
             self._all_ended.set()
         self._on_end(worker, code, _tail(running.log))

@@ -4,18 +4,45 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from evenstep.launch.console import ERASE
 
 log = logging.getLogger("evenstep")
 
+LINE, TIME = "%(asctime)s evenstep: %(message)s", "%H:%M:%S"
 _EVERYTHING = 1  # no script would choose this level: it marks a level set here
 
 
 def show_log() -> None:
     """Print the log of `evenstep run`."""
     logging.basicConfig(level=logging.INFO, handlers=[_formatted(logging.StreamHandler())])
+
+
+@contextmanager
+def log_through(say: Callable[[str], bool]) -> Iterator[None]:
+    """Meanwhile, hand the lines of the log of `evenstep run` to a console that draws in place."""
+    before, through = logging.root.handlers[:], _Through(say)
+    through.setFormatter(logging.Formatter(LINE, TIME))
+    logging.root.handlers[:] = [through]
+    try:
+        yield
+    finally:
+        logging.root.handlers[:] = before
+
+
+class _Through(logging.Handler):
+    def __init__(self, say: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self.format(record)
+        if not self._say(line):
+            with suppress(OSError):
+                sys.stderr.write(f"{line}\n")
 
 
 def show_log_by_default() -> None:
@@ -49,6 +76,5 @@ def _is_wanted(record: logging.LogRecord) -> bool:
 
 def _formatted(handler: logging.StreamHandler[TextIO]) -> logging.StreamHandler[TextIO]:
     over_a_bar = ERASE if sys.stderr.isatty() else ""
-    line = f"{over_a_bar}%(asctime)s evenstep: %(message)s"
-    handler.setFormatter(logging.Formatter(line, "%H:%M:%S"))
+    handler.setFormatter(logging.Formatter(f"{over_a_bar}{LINE}", TIME))
     return handler
