@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from evenstep.launch.environment import StaticRank
+from evenstep.launch.ranks import StaticRank
+from evenstep.observe.sinks import SinkChoice
 from evenstep.train.comm.group import Group
 from evenstep.train.job import Options
 from evenstep.train.join import fixed_session
@@ -30,13 +31,16 @@ def control_of(session: Session) -> Group:
     return roster.control
 
 
-def run_ranks(world: int, body: Callable[[Session], T], **settings: Any) -> list[T]:
+def run_ranks(
+    world: int, body: Callable[[Session], T], sinks: Sequence[SinkChoice] = (), **settings: Any
+) -> list[T]:
     """What `body` returns on each rank; the first real failure is raised."""
     port = free_port()
 
     def one(rank: int) -> T:
         place = StaticRank(rank=rank, world=world, port=port, hosts_store=rank == 0)
-        with fixed_session(place, Options(settings=settings, min_share=0)) as session:
+        options = Options(settings=settings, min_share=0)
+        with fixed_session(place, options, sinks=sinks) as session:
             return body(session)
 
     with ThreadPoolExecutor(world) as pool:

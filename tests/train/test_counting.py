@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.launch.environment import CoordinatorAddress, StaticRank
+from evenstep.launch.environment import CoordinatorAddress
+from evenstep.launch.ranks import StaticRank
 from evenstep.train.join import elastic_session, fixed_session
 from evenstep.train.session import Session
 from tests.coordinate.hosted import hosted

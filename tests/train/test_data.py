@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, WeightedRandomSampler
 
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.launch.environment import StaticRank
+from evenstep.launch.ranks import StaticRank
 from evenstep.train.join import fixed_session
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from evenstep.errors import EvenstepError
-from evenstep.launch.environment import StaticRank
+from evenstep.launch.ranks import StaticRank
 from evenstep.train.data.loader import Loader
 from evenstep.train.join import fixed_session
 from evenstep.train.session import Session

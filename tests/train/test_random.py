@@ -77,7 +77,7 @@ def worker(device: torch.device) -> Any:
         SimpleNamespace(number=3, num_taken=3, num_unused=0),
         SimpleNamespace(device=device),
     )
-    return SimpleNamespace(loader=part, lr_scale=part, step=step, model=model)
+    return SimpleNamespace(loader=part, lr_scale=part, settings=part, step=step, model=model)
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import evenstep
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.launch.environment import StaticRank, read_environment
+from evenstep.launch.environment import read_environment
+from evenstep.launch.ranks import StaticRank
 from evenstep.train.comm.model_check import ModelsDifferError
 from evenstep.train.comm.shared_store import RankFailedError
 from evenstep.train.data.batch_size import NothingFitsError, largest_share

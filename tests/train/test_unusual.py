@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from evenstep.errors import EvenstepError
 from evenstep.train.comm.group import GroupGoneError
-from evenstep.train.reduce import reducer as reducing
+from evenstep.train.reduce import bucket
 from evenstep.train.reduce.reducer import Reducer
 from evenstep.train.session import Session
 from evenstep.train.step import FORGOTTEN, Batch, Step
@@ -349,8 +349,8 @@ def test_retrying_a_failed_backward_pass_is_exact() -> None:
 
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reducing, "FIRST_BUCKET_BYTES", 64)
-    monkeypatch.setattr(reducing, "BUCKET_BYTES", 64)
+    monkeypatch.setattr(bucket, "FIRST_BUCKET_BYTES", 64)
+    monkeypatch.setattr(bucket, "BUCKET_BYTES", 64)
 
 
 def test_retrying_after_a_bucket_was_sent_is_an_error(small_buckets: None) -> None:

@@ -54,7 +54,7 @@ def test_a_window_that_ends_before_the_epoch_is_refused() -> None:
     loop = Loop()
     loop.update_after(4)
     loop.update_after(4)
-    with pytest.raises(EvenstepError, match="after 1 batches instead of 4"):
+    with pytest.raises(EvenstepError, match="after 1 batch instead of 4"):
         loop.update_after(1, num_void=1)
 
 
@@ -72,3 +72,16 @@ def test_a_window_that_is_longer_than_usual_is_no_miscount() -> None:
     loop = Loop()
     loop.update_after(1)
     loop.update_after(2, num_void=1)
+
+
+def test_a_window_whose_update_came_from_others_is_not_the_usual_one() -> None:
+    """The step was void here but not on others; their state includes its update."""
+    loop = Loop()
+    loop.update_after(1)
+    loop.number += 1
+    loop.step.fetched(Batch(step=loop.number, samples=1), 0.0)
+    loop.step.void()
+    loop.step.adopt()
+    loop.update_after(1)
+    loop.update_after(1, num_void=1)
+    loop.update_after(1)

@@ -234,7 +234,7 @@ def test_a_last_checkpoint_that_fails_does_not_fail_the_run(
         with elastic_session(where) as session:
             training = Training(session)
             training.roster.enter()
-            state = training.roster._state
+            state = training.roster._saver._state
             state.stateful = {**state.stateful, "file": Unsupported()}
             for _ in session.epochs(1):
                 for (x,) in training.loader:

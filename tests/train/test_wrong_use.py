@@ -112,6 +112,21 @@ def test_a_prepared_model_compiles_to_one_graph() -> None:
     run_ranks(1, body)
 
 
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(("part", "name"), [(None, "it"), (1, "1")])
+def test_a_model_that_is_sharded_after_it_was_prepared_is_refused(
+    part: int | None, name: str
+) -> None:
+    def body(session: Session) -> None:
+        model = network()
+        session.prepare(model, SGD(model.parameters()))
+        loader = session.loader(DATA, batch=4)
+        fully_shard(model if part is None else model[part])
+        next(iter(loader))
+
+    assert f"{name} was sharded by FSDP after session.prepare" in refused(body)
+
+
 @pytest.mark.filterwarnings("ignore:FSDP is switching:UserWarning")  # it has one process
 @pytest.mark.usefixtures("process_group")
 def test_sharded_models_are_refused_by_the_name_of_the_part() -> None:

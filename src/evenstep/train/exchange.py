@@ -61,7 +61,7 @@ class Exchange:
             free_memory=self._host_load.free_memory,
             weight=step.batch.weight,
             grad_squared_norm=own_squared_norm,
-            loss_scale=self._loss_scale.current(),
+            loss_scale=self._loss_scale.current(roster.generation),
             num_updates=step.last_updates,
             data_digest=float(step.batch.digest),
             settings_digest=self._settings.digest(),
@@ -69,11 +69,11 @@ class Exchange:
             loss=step.own_counts[1],
         )
         plan = self.planner.next(step.number + 1 + self.prefetched)
-        num_pending = roster.backward_done()
+        num_pending = roster.num_pending
         return _encode(step.number, roster.world, roster.rank, report, plan, used, num_pending)
 
     def read(self, summed: torch.Tensor) -> tuple[float, list[bool]]:
-        """What makes the workers' weights add up to one, and the parameters that anyone used."""
+        """The factor that makes the workers' weights add up to one, and the parameters in use."""
         self.meter.reduced()
         step, roster = self._step, self._roster
         reports, plan, num_pending, used = _decode(summed, step.number, roster.world)
@@ -85,6 +85,8 @@ class Exchange:
             _refuse_data(step.number, reports)
         if any(report.settings_digest != reports[0].settings_digest for report in reports):
             check_settings(step.number, reports)
+        if roster.rank == 0 and all(report.num_updates < 0 for report in reports):
+            self._settings.warn_if_begun_anew()
         if plan is not None:
             self._plans.extend(plan)
         if num_pending:
@@ -95,7 +97,7 @@ class Exchange:
 
 
 def _check_updates(step: int, reports: Sequence[Report]) -> None:
-    """Refuse replicas that have parted: optimizers must step in the same batches on all ranks."""
+    """Refuse replicas that have diverged: optimizers must step in the same batches on all ranks."""
     known = {rank: int(r.num_updates) for rank, r in enumerate(reports) if r.num_updates >= 0}
     if len(set(known.values())) > 1:
         counts = ", ".join(f"{num} on rank {rank}" for rank, num in known.items())
@@ -108,7 +110,7 @@ def _check_updates(step: int, reports: Sequence[Report]) -> None:
 
 
 def _refuse_data(step: int, reports: Sequence[Report]) -> None:
-    """Workers that find the data in different orders would use samples twice, or never."""
+    """Refuse workers whose data is in different orders: they would use samples twice, or never."""
     digests = [report.data_digest for report in reports]
     usual = max(set(digests), key=digests.count)
     others = ", ".join(str(rank) for rank, digest in enumerate(digests) if digest != usual)

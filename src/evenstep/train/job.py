@@ -60,8 +60,10 @@ class Job:
         self.loss_scale = LossScale()
         self.stateful: dict[str, Any] = {}  # optimizers, schedulers, registered objects, by name
         self.settings = OptimizerSettings(self.step, self.stateful)
-        self.num_epochs = 0  # 0: the script has not said
-        self.features: FeatureGroup  # of the present generation
+        self.num_epochs = 0  # 0: unknown, the script does not use session.epochs
+        self._make_features: Callable[[], FeatureGroup]  # of the present generation
+        self._features: FeatureGroup | None = None
+        self._card = 0  # a number for the model's GPU
         self._model: Model | None = None
         self._loader: Loader | None = None
 
@@ -84,7 +86,7 @@ class Job:
 
     @model.setter
     def model(self, model: Model) -> None:
-        self._model = model
+        self._model, self._card = model, card_of(model.device)
         self.step.on_fetched.append(model.meter.begin)
 
     @property
@@ -98,8 +100,15 @@ class Job:
     def loader(self, loader: Loader) -> None:
         self._loader = loader
 
+    @property
+    def features(self) -> FeatureGroup:
+        """Gathers features over the present generation. Most scripts never do."""
+        if self._features is None:
+            self._features = self._make_features()
+        return self._features
+
     def forget_loader(self) -> None:
-        """The loader was refused."""
+        """The loader was refused: the script may make another one."""
         self._loader = None
 
     def connect(
@@ -116,33 +125,34 @@ class Job:
         `on_lost`, training survives the loss of a group.
         """
         model, elastic = self.model, on_lost is not None
-        card = card_of(model.device)
-        use_cards = control.world > 1 and on_cards(control, card, elastic=elastic)
+        use_cards = control.world > 1 and on_cards(control, self._card, elastic=elastic)
         device = model.device if use_cards else CPU
 
         def join(name: str) -> Group:
             with surviving_errors(elastic and use_cards):
                 group = make(name, device)
-            group.sees_through = elastic or not ends_on_error()  # else nobody looks for errors
+            group.sees_through = elastic or not ends_on_error()  # else errors would go unnoticed
             return group
 
         gradients = join("gradients") if use_cards else control
         model.reducer.regroup(gradients, control, pulse_size(control.world))
-        self.loss_scale.begin_roster()
-        if model.norms.needs_group:
-            model.norms.connect(join("norm"), self.step, on_wait, on_lost)
-        model.norms.warn_if_local(control.rank, control.world)
-        self.features = FeatureGroup(
-            self.step, control.world, lambda: join("features"), on_wait, on_lost
+        if model.norms.is_any:
+            model.norms.connect(control, join, self.step, on_wait, on_lost)
+        self._features, self._make_features = (
+            None,
+            lambda: FeatureGroup(
+                self.step, control.world, lambda: join("features"), on_wait, on_lost
+            ),
         )
 
     def plain_state(self) -> dict[str, Any]:
-        """Everything of the training state but tensors of the model and of stateful objects."""
+        """The training state beside the model and the stateful objects."""
         return {
             "step": self.step.num_taken,
             "unused": self.step.num_unused,
             "order": self.loader.state_dict(),
             "rate": self.lr_scale.state_dict(),
+            "settings": self.settings.state_dict(),
             "random": torch.get_rng_state(),
             "card_random": card_random(self.model.device),
         }
@@ -151,6 +161,8 @@ class Job:
         """Continue where another worker or a checkpoint is."""
         self.loader.load_state_dict(plain["order"])
         self.lr_scale.load_state_dict(plain["rate"])
+        if "settings" in plain:  # older checkpoints have none
+            self.settings.load_state_dict(plain["settings"])
         self.step.number, self.step.num_unused = plain["step"], plain["unused"]
         torch.set_rng_state(plain["random"])
         set_card_random(self.model.device, plain.get("card_random"))  # older checkpoints have none

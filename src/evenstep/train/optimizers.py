@@ -1,4 +1,4 @@
-"""Around the steps of the script's optimizers: checks, the learning-rate factor, void steps."""
+"""Hooks on the script's optimizers: checks, the learning-rate factor, skipping void steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OptimizerHooks:
         job.step.on_forgotten.append(self._forgotten)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> list[Callable[[], None]]:
-        """Take part in the steps of an optimizer. Returns functions that detach it."""
+        """Hook into the steps of an optimizer. Returns functions that undo it."""
         self._attached.add(id(optimizer))
         return [
             optimizer.register_step_pre_hook(self._before_step).remove,
@@ -108,7 +108,7 @@ class OptimizerHooks:
             )
 
     def _forgotten(self) -> None:
-        """Gradients pile up: an optimizer, or `optimizer.step()`, is likely missing."""
+        """Gradients pile up: an optimizer, or a call of its `step`, is probably missing."""
         if not self._attached:
             raise EvenstepError(
                 f"session.prepare was given no optimizer, and {FORGOTTEN} batches have passed. "
@@ -227,7 +227,7 @@ class GuardedStep:
     def __init__(
         self, step: Step, take_step: Callable[..., Any], before: Callable[[], None] | None
     ) -> None:
-        # Keeps the mark that schedulers leave on it. First: it may be one of these itself.
+        # Keep the mark that schedulers leave on `step`. First: it may be a GuardedStep itself.
         functools.update_wrapper(self, take_step)
         self._step, self._take_step, self._before = step, take_step, before
 
@@ -240,11 +240,11 @@ class GuardedStep:
 
     @property
     def __func__(self) -> Never:
-        """The first scheduler of an optimizer asks for it, to leave its mark."""
+        """Read by the first scheduler of an optimizer, to leave its mark."""
         raise ConfigError(
             "scheduler",
             "make it before the first batch, and pass it along: session.prepare(model, optimizer, "
-            "scheduler). Workers that join would begin the schedule of this one anew",
+            "scheduler). On workers that join, this one would start over",
         )
 
 
@@ -283,7 +283,7 @@ def check_schedulers(objects: Iterable[Any]) -> None:
         if hasattr(optimizer.step, "_wrapped_by_lr_sched"):  # a mark that schedulers leave
             raise ConfigError(
                 "scheduler",
-                f"the one of {type(optimizer).__name__} is not known to the run: workers that join "
-                "would begin its schedule anew. Pass it along: session.prepare(model, optimizer, "
+                f"the scheduler of {type(optimizer).__name__} is not known to the run: joining "
+                "workers would start it over. Pass it along: session.prepare(model, optimizer, "
                 "scheduler)",
             )

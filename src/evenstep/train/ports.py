@@ -1,4 +1,4 @@
-"""What a session is composed of, where there is more than one kind of it."""
+"""The parts of a session of which there are several kinds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Planner(Protocol):
     def report(self, step: Step) -> None:
         """Take note of a step that was just committed."""
 
-    def close(self) -> None:
-        """Stop planning."""
+    def close(self, step: Step) -> None:
+        """Take note of the last step, unless that was done, and stop planning."""
 
 
 class NoPlanner:
-    """For ranks that do not lead, which learn of plans in the pulse, and for plans made ahead."""
+    """For ranks that do not lead, which get plans in the pulse, and for plans made in advance."""
 
     def next(self, from_step: int) -> RankPlan | None:
         return None
@@ -35,7 +35,7 @@ class NoPlanner:
     def report(self, step: Step) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, step: Step) -> None:
         pass
 
 
@@ -63,8 +63,12 @@ class Roster(Protocol):
         """Whether the others are ahead of this worker's loop: until its next batch it is alone."""
 
     @property
+    def num_pending(self) -> int:
+        """On the leader: by how many generations to move on after this step."""
+
+    @property
     def is_ending(self) -> bool:
-        """Whether an error of the roster ends the script: it has not left its loop by itself."""
+        """Whether the roster ends the script by an error, so the script did not leave its loop."""
 
     def prepared(self) -> None:
         """The model is there."""
@@ -93,9 +97,6 @@ class Roster(Protocol):
     def lost(self, error: GroupGoneError) -> None:
         """The group failed in the middle of a step: make the step void, or raise."""
 
-    def backward_done(self) -> int:
-        """A backward pass ends. Returns, on the leader, by how many generations to move on."""
-
     def move_on(self, num: int) -> None:
         """All workers move on by so many generations at the end of this step."""
 
@@ -106,7 +107,7 @@ class Roster(Protocol):
         """The user's script raised."""
 
     def leave(self) -> None:
-        """Take leave of the others."""
+        """Leave the run in good order."""
 
     def close(self) -> None:
         """Destroy the process groups."""

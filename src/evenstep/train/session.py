@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
@@ -10,27 +9,27 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch.amp import GradScaler
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from evenstep.config import BatchSettings
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.strict import whole
-from evenstep.train.data.evaluation import PartSampler
+from evenstep.train.between_steps import BetweenSteps
 from evenstep.train.data.loader import Loader, Weight
-from evenstep.train.data.order import rank_ranges
 from evenstep.train.data.source import Selection, Transform, check_dataset, check_options
 from evenstep.train.data.windows import Window, windows
 from evenstep.train.exchange import Exchange
+from evenstep.train.framework_loop import FrameworkLoop
 from evenstep.train.job import Job, Model
 from evenstep.train.measure.host_load import HostLoad
 from evenstep.train.measure.meter import Meter
+from evenstep.train.measure.throughput import RecentSteps
 from evenstep.train.optimizers import OptimizerHooks
 from evenstep.train.ports import Observer, Roster
 from evenstep.train.reduce.norm_layers import NormLayers
 from evenstep.train.reduce.reduce_scatter import weigh_gradients
 from evenstep.train.reduce.reducer import Reducer
-from evenstep.train.wrong_use import check_model, check_shards, check_unwrapped, refuse_ddp
+from evenstep.train.wrong_use import check_given, check_registered, refuse_ddp, refuse_sharded
 
 T = TypeVar("T")
 
@@ -46,6 +45,7 @@ class Session:
         self._job, self._roster, self._observer = job, roster, observer
         self._step, self._plans = job.step, job.plans
         self._host_load = HostLoad()
+        self._recent = RecentSteps(self._step)
         self._exchange = Exchange(
             self._step, self._plans, roster, job.loss_scale, job.settings, self._host_load
         )
@@ -57,7 +57,8 @@ class Session:
         if observer is not None:
             self._step.on_committed.append(observer.end_step)
         self._releases: list[Callable[[], None]] = []  # give the script's objects back unchanged
-        self._closed = False
+        self._between = BetweenSteps(job, roster)
+        self.framework = FrameworkLoop(job, roster, self._between)  # for adapters
 
     def __enter__(self) -> Self:
         return self
@@ -80,9 +81,9 @@ class Session:
 
     def close(self) -> None:
         """End this worker's part. The model stays as it is; all objects work as before again."""
-        if self._closed:
+        if self._between.is_closed:
             return
-        self._closed = True
+        self._between.is_closed = True
         self._host_load.close()
         if self._job.has_model:
             self._job.model.reducer.close()
@@ -120,6 +121,26 @@ class Session:
         return self._step.num_taken
 
     @property
+    def throughput(self) -> float:
+        """Samples per second of all workers, over the last steps; 0 before the first."""
+        return self._recent.samples_per_s
+
+    @property
+    def limit(self) -> float:
+        """Samples per second that the best shares would give, by the workers' measured curves.
+
+        Fitted when asked for, which takes milliseconds: ask now and then, not at every step.
+        """
+        estimate = self._recent.estimate()
+        return estimate.limit if estimate else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """The last steps' throughput over that of equal shares, by the same curves; 0: unknown."""
+        estimate = self._recent.estimate()
+        return estimate.speedup if estimate else 0.0
+
+    @property
     def void(self) -> bool:
         """Whether the step at hand does not count: a worker was lost, and it will be repeated."""
         return self._step.is_void
@@ -143,32 +164,6 @@ class Session:
         """Samples of the batch at hand that count: 0 where it is only a stand-in."""
         return self._step.batch.own
 
-    @property
-    def share(self) -> float:
-        """This worker's part of the batch at hand, by samples: what its mean gradient counts."""
-        return self._step.batch.samples / self._step.batch.total
-
-    def count(self, items: float, loss: float) -> None:
-        """Before `backward`: what this worker's share has of items, such as tokens, and of loss.
-
-        Both are added up over all workers along with the gradients; `counts` has the sums.
-        """
-        self._step.own_counts = items, loss
-
-    @property
-    def counts(self) -> tuple[float, float] | None:
-        """Items and loss of the batch at hand over all workers, once its gradients are reduced.
-
-        None on a worker that took over the state of others instead of reducing them.
-        """
-        reports = self._step.reports
-        return (sum(r.items for r in reports), sum(r.loss for r in reports)) if reports else None
-
-    def enter(self) -> None:
-        """Join the others now, and take over the run's state, instead of with the first batch."""
-        self._check_open("session.enter")
-        self._roster.enter()
-
     def shares_at(self, step: int) -> tuple[int, ...]:
         """The share of each rank at a step, as planned so far."""
         return self._plans.shares_at(step)
@@ -180,19 +175,8 @@ class Session:
         workers when `backward` returns. Objects come back as they were given. `sync_batchnorm`
         gives batch normalisation the statistics of the whole batch instead of each worker's own.
         """
-        if not isinstance(model, torch.nn.Module):
-            raise ConfigError(
-                "model",
-                f"expected a torch.nn.Module, got {type(model).__name__}; give the model first: "
-                "session.prepare(model, optimizer, ...)",
-            )
         host = self._job.host
-        if host.is_shared:
-            check_shards(model, host.size)
-        else:
-            check_model(model)
-        for other in others:
-            check_unwrapped(other)
+        check_given(model, others, host)
         if self._job.has_model:
             raise ConfigError(
                 "prepare", "was called before; put several models into one torch.nn.ModuleList"
@@ -228,25 +212,13 @@ class Session:
 
     def register(self, name: str, thing: Any) -> None:
         """Keep an object with `state_dict` along with the run."""
-        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-            raise ConfigError(name, "has no state_dict and load_state_dict")
-        check_unwrapped(thing)
-        if isinstance(thing, torch.optim.Optimizer):
-            raise ConfigError(name, "is an optimizer: give it to session.prepare(model, ...)")
-        if name in self._job.stateful:
-            raise ConfigError(name, "is registered already; choose another name")
         entered = self._roster.hands_over_state and self._roster.generation
-        if entered and isinstance(thing, LRScheduler | GradScaler):
-            raise ConfigError(
-                name,
-                "register schedulers and GradScalers before the first batch: a step that is "
-                "repeated after the loss of a worker would otherwise update this one twice",
-            )
+        check_registered(name, thing, self._job.stateful, may_be_repeated=bool(entered))
         self._keep(name, thing)
 
     def _keep(self, name: str, thing: Any) -> None:
         if isinstance(thing, GradScaler) and thing.is_enabled():
-            self._refuse_sharded("an enabled GradScaler")
+            refuse_sharded(self._job.host, "an enabled GradScaler")
         self._job.stateful[name] = thing
         self._job.loss_scale.add(thing)
 
@@ -303,8 +275,8 @@ class Session:
             plans=self._plans,
             roster=self._roster,
             host=self._job.host,
-            check_open=self._check_open,
-            end_epoch=self._end_epoch,
+            begin_loop=self._between.begin_loop,
+            end_epoch=self._between.end_epoch,
             weight=weight,
             observer=self._observer,
             **options,
@@ -334,20 +306,10 @@ class Session:
         while epoch < num:
             loader.next_epoch = epoch
             yield epoch
-            self._leave_loop()
+            self._between.leave_loop()
             loader.end_loop()
             # A spare comes back in a later one, and a body may have several loops.
             epoch = max(epoch + 1, loader.epoch, loader.next_epoch)
-        self._roster.trained()
-
-    def finish(self) -> None:
-        """Training is over, on all workers: write the last checkpoint.
-
-        `epochs` does so at its end. To be called by loops without it before they change the model,
-        to that of their best epoch say.
-        """
-        self.sum(0.0)  # nobody goes on before all have the last step
-        self._job.loader.end_loop()
         self._roster.trained()
 
     def enumerate(self, loader: Loader, start: int = 0) -> Iterator[tuple[int, Any]]:
@@ -391,16 +353,7 @@ class Session:
 
     def sum(self, value: torch.Tensor | float) -> torch.Tensor:
         """The sum of a value over all workers. All must ask at the same point."""
-        self._check_open("session.sum")
-        self._roster.enter()
-        self._leave_loop()
-        tensor = torch.as_tensor(value).detach()
-        mine = tensor.to("cpu", copy=True)  # from a GPU, this waits for its work
-        began_s = time.perf_counter()
-        summed = self._roster.sum(mine)
-        if self._job.has_model:
-            self._job.model.meter.waited(time.perf_counter() - began_s)
-        return summed.to(tensor.device)
+        return self._between.sum(value)
 
     def gather(self, features: torch.Tensor) -> torch.Tensor:
         """The features of the whole batch, a row for each sample, on every worker.
@@ -410,8 +363,8 @@ class Session:
         the whole batch or the mean loss of its own rows against all. All workers must call it at
         the same points of a step. The rows of this worker begin at `session.first_row`.
         """
-        self._check_open("session.gather")
-        self._refuse_sharded("session.gather")
+        self._between.check_open("session.gather")
+        refuse_sharded(self._job.host, "session.gather")
         step = self._step
         if not step.has_batch:
             raise EvenstepError("session.gather needs a batch: call it in a loop over the loader")
@@ -435,55 +388,8 @@ class Session:
         Parts follow the roster and its shares as they are when a loop over it begins, so that all
         finish together. Add up counts with `session.sum`.
         """
-        self._refuse_sharded("session.evaluation")
+        refuse_sharded(self._job.host, "session.evaluation")
         check_dataset(dataset)
         check_options(options)
-        sampler = PartSampler(len(dataset), self._enter_evaluation, self._part_of, shuffle=shuffle)
+        sampler = self._between.part_sampler(len(dataset), shuffle=shuffle)
         return DataLoader(dataset, batch_size=batch_size, sampler=sampler, **options)
-
-    def _enter_evaluation(self) -> None:
-        """Be in a generation, with running statistics averaged even if a loop was left."""
-        self._roster.enter()
-        is_done = self._step.has_batch and self._step.is_done
-        if self._leave_loop() or (is_done and self._job.loader.is_last):
-            self._average_norms()
-
-    def _part_of(self, length: int) -> tuple[int, int]:
-        """The begin and end of this worker's part of a dataset."""
-        if self._roster.is_late:
-            return 0, length
-        shares = self._plans.newest.shares if self._plans else (1,) * self.world
-        return rank_ranges(length, shares)[self.rank]
-
-    def _leave_loop(self) -> bool:
-        """If the loop over the loader was left, end its last step, and settle as after any step."""
-        if not self._step.is_left or not self._job.has_loader:
-            return False
-        was_step = self._step.is_void or self._step.is_done
-        self._job.loader.leave()
-        if was_step:
-            self._roster.settle(in_loop=False)
-        return True
-
-    def _end_epoch(self) -> None:
-        self._roster.finish_epoch()
-        self._average_norms()
-
-    def _average_norms(self) -> None:
-        share = float(self._plans.shares_at(self._step.number - 1)[self.rank])
-        self._job.model.norms.average(self._roster.sum, self.world, share)
-
-    def _refuse_sharded(self, what: str) -> None:
-        """Raise if the processes of a host shard the model."""
-        if self._job.host.is_shared:
-            raise ConfigError(
-                "fsdp.join", f"{what} is not there for hosts that shard their model: leave it out"
-            )
-
-    def _check_open(self, what: str) -> None:
-        """Raise if the session is closed: this call needs all workers."""
-        if self._closed:
-            raise EvenstepError(
-                f"{what} was used after the session was closed: the other workers do not take part "
-                "any more. Use it inside of `with evenstep.join() as session`."
-            )

@@ -5,9 +5,9 @@
                     +-> VOID <-+                  a worker was lost: roll back and repeat the step
                           |
                           +-> ADOPTED -> COMMITTED   others had reduced it: take over their state
-                          +-> OVERTAKEN -> COMMITTED   and they are further on in the loop's body
+                          +-> OVERTAKEN -> COMMITTED   and they are ahead in the loop's body
 
-Listeners (`on_fetched` and so on) take part in it; nobody overrides anything here.
+Listeners (`on_fetched` and so on) take part in it; nothing is overridden.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Phase(Enum):
     REDUCED = "reduced"  # its gradients are the mean over all workers
     VOID = "void"  # a worker was lost: the step does not count
     ADOPTED = "adopted"  # other workers completed the step, and this one took over their state
-    OVERTAKEN = "overtaken"  # its state is of workers ahead: what the script does is discarded
+    OVERTAKEN = "overtaken"  # its state is from workers ahead: what the script does is discarded
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +91,7 @@ class Step:
         self.num_reduced = 0  # steps whose gradients this worker has reduced
         self.reduced_in = 0  # the generation that reduced the last of them
         self.num_void = 0  # iterations of the script's loop that had to be repeated
+        self.num_adopted = 0  # times that this worker took over the state of others
         self.num_sums = 0  # other sums over all workers that it has completed
         self.phase = Phase.COMMITTED
         self.has_batch = False
@@ -105,9 +106,11 @@ class Step:
         self.num_passes = 0  # backward passes of the batch in hand
         self.num_updates = 0  # optimizer steps since the batch in hand was fetched
         self.last_updates = -1  # optimizer steps in the batch before; -1: this worker had none
+        self.idle_s = 0.0  # spent on roster changes instead of training, not reported yet
         self.seconds = self.usual_s = 0.0  # that the last committed step took, and an EWMA of it
         self.on_fetched: list[Callable[[], None]] = []
         self.on_reduced: list[Callable[[], None]] = []
+        self.on_void: list[Callable[[], None]] = []
         self.on_committed: list[Callable[[], None]] = []
         self.on_forgotten: list[Callable[[], None]] = []  # gradients pile up unused
         self._began_s = time.monotonic()
@@ -129,14 +132,24 @@ class Step:
         return self.phase in (Phase.VOID, Phase.OVERTAKEN)
 
     @property
+    def is_last_committed(self) -> bool:
+        """Whether the last batch fetched made the last step that counts, reduced by this worker."""
+        return bool(self.reports) and not self.has_batch and self.batch.step + 1 == self.number
+
+    @property
     def num_taken(self) -> int:
         """Steps that count, including the batch in hand once its gradients are reduced."""
         return self.number + (self.has_batch and self.is_done and self.batch.step == self.number)
 
     @property
     def is_left(self) -> bool:
-        """Whether the loop was left with a batch in hand, and nobody has ended the step since."""
+        """Whether the loop was left with a batch in hand, and the step has not been ended since."""
         return self._left_s is not None
+
+    @property
+    def stopped_s(self) -> float:
+        """Between steps: when training stopped. A void step counts as lost time."""
+        return self._began_s if self.is_void else time.monotonic()
 
     def fetched(self, batch: Batch, began_s: float) -> None:
         """Take a batch in hand, which the loop has asked for at `began_s`."""
@@ -163,20 +176,22 @@ class Step:
     def void(self) -> None:
         """A worker was lost: whatever the loop does until the next batch will be rolled back."""
         self.phase = Phase.VOID
+        _notify(self.on_void)
 
     def adopt(self) -> None:
         """This worker now has the state of workers that completed the step."""
         if self.is_void and not self.has_batch:
             self.num_void -= 1  # nothing is to be repeated
+        self.num_adopted += 1
         self.phase = Phase.ADOPTED if self.has_batch else Phase.COMMITTED
         self.last_updates = -1
 
     def overtake(self) -> None:
-        """The others are further on in the script: until it gets there, its work is discarded."""
+        """Others are ahead in the script: until it catches up, its work is discarded."""
         self.phase = Phase.OVERTAKEN
 
     def rejoin(self) -> None:
-        """The script is where the others are."""
+        """The script has caught up with the others."""
         if self.phase is Phase.OVERTAKEN:
             self.adopt()
 
@@ -223,5 +238,5 @@ class Step:
 
 
 def _notify(listeners: list[Callable[[], None]]) -> None:
-    for listener in listeners:
+    for listener in tuple(listeners):  # a listener may remove itself
         listener()

@@ -1,8 +1,8 @@
-"""Notices loops that count batches by themselves and so step an optimizer too early.
+"""Detects loops that count batches themselves and so step an optimizer too early.
 
 A batch that is repeated after the loss of a worker is one more iteration of the script's loop. A
-loop that counts iterations, to step an optimizer every fourth time say, then steps one batch early
-and trains differently, in silence.
+loop that counts iterations, say to step an optimizer every fourth time, then steps one batch early
+and silently trains differently.
 """
 
 from __future__ import annotations
@@ -36,23 +36,28 @@ class UpdateWindows:
         self.is_counted = False  # the script reads the session's own numbers
         self.is_trusted = False  # and counts with nothing else
         self._job = job
-        self._first_step: int | None = None
-        self._last: dict[int, tuple[int, int]] = {}  # batch and void steps at the last update
+        # Batch, void steps and adopted states: before the first batch, and at an optimizer's last
+        # update.
+        self._begin = -1, 0, 0
+        self._last: dict[int, tuple[int, int, int]] = {}
         self._usual: dict[int, int] = {}  # batches in a window without void steps
         self._suspect: dict[int, UpdateWindow] = {}  # seen before the usual number was known
-        job.step.on_fetched.append(self._fetched)
+        job.step.on_fetched.append(self._begin_counting)
 
-    def _fetched(self) -> None:
-        if self._first_step is None:
-            self._first_step = self._job.step.batch.step
+    def _begin_counting(self) -> None:
+        step = self._job.step
+        self._begin = step.batch.step - 1, 0, step.num_adopted
+        step.on_fetched.remove(self._begin_counting)
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped. Raises if that was one batch early."""
+        """An optimizer has stepped. Raises if it did so one batch early."""
         key, step = id(optimizer), self._job.step
-        last_step, last_void = self._last.get(key, ((self._first_step or 0) - 1, 0))
-        self._last[key] = step.batch.step, step.num_void
+        last_step, last_void, last_adopted = self._last.get(key, self._begin)
+        self._last[key] = step.batch.step, step.num_void, step.num_adopted
         window = UpdateWindow(step.batch.step - last_step, step.num_void - last_void)
         if self.is_trusted or not window.num_batches:  # a second step in the same batch
+            return
+        if step.num_adopted > last_adopted:  # others made updates that were skipped here
             return
         usual = self._usual.get(key)
         if window.num_void:
@@ -78,8 +83,8 @@ class UpdateWindows:
 
 
 def _early(window: UpdateWindow, usual: int) -> EvenstepError:
+    batches = "1 batch" if window.num_batches == 1 else f"{window.num_batches} batches"
     return EvenstepError(
-        f"an optimizer stepped after {window.num_batches} batches instead of {usual}, because "
-        f"{window.num_void} of them had to be repeated after the loss of a worker, and the loop "
-        f"counted those again. {WAY_OUT}"
+        f"an optimizer stepped after {batches} instead of {usual}, because {window.num_void} had "
+        f"to be repeated after the loss of a worker, and the loop counted those again. {WAY_OUT}"
     )

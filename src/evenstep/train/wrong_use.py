@@ -1,20 +1,22 @@
-"""Refuse what would train wrongly in silence: a second wrapper, sharded parameters, own groups."""
+"""Refuse what would silently train wrongly: other wrappers, sharded parameters, own groups."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, Never
 
 import torch
 from torch import distributed, nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from evenstep.errors import ConfigError
-from evenstep.train.comm.shards import is_sharded, loaded
+from evenstep.train.comm.host import Host
+from evenstep.train.comm.local_shards import is_sharded, loaded
 
-IGNORED_BY_DDP = "_ddp_params_and_buffers_to_ignore"  # DDP reads it of its module, when it is made
+IGNORED_BY_DDP = "_ddp_params_and_buffers_to_ignore"  # DDP reads it from its module
 PLAIN = "the session reduces gradients already. Give and call the plain module, and make no DDP"
 WHOLE = (
     "each worker needs the whole parameters as plain tensors. Give a model that is not sharded; a "
@@ -23,7 +25,7 @@ WHOLE = (
 
 
 class DdpRefusal:
-    """What DDP finds in a prepared model where it looks for names. Copies hold none."""
+    """Raises when DDP reads it from a prepared model. Copies of the model do not have it."""
 
     def __iter__(self) -> Never:
         raise ConfigError(
@@ -37,7 +39,7 @@ class DdpRefusal:
 
 
 def refuse_ddp(model: nn.Module) -> Callable[[], None]:
-    """Let DDP around the model, or a part of it, fail. Returns a function that ends this."""
+    """Make DDP around the model, or a part of it, fail. Returns a function that undoes this."""
     refusal = DdpRefusal()
     before = [(module, module.__dict__.get(IGNORED_BY_DDP)) for module in model.modules()]
     for module, _ in before:
@@ -52,16 +54,76 @@ def refuse_ddp(model: nn.Module) -> Callable[[], None]:
     return release
 
 
+def check_given(model: object, others: Sequence[Any], host: Host) -> None:
+    """Raise for what cannot be prepared: a model of this host, and what goes with it."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            "model",
+            f"expected a torch.nn.Module, got {type(model).__name__}; give the model first: "
+            "session.prepare(model, optimizer, ...)",
+        )
+    if host.is_shared:
+        check_shards(model, host.size)
+    else:
+        check_model(model)
+    for other in others:
+        check_unwrapped(other)
+
+
+def check_registered(
+    name: str, thing: Any, known: Container[str], *, may_be_repeated: bool
+) -> None:
+    """Raise for what `session.register` cannot keep along with the run.
+
+    `may_be_repeated`: the step at hand, in which the thing may have been updated already.
+    """
+    if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+        raise ConfigError(name, "has no state_dict and load_state_dict")
+    check_unwrapped(thing)
+    if isinstance(thing, torch.optim.Optimizer):
+        raise ConfigError(name, "is an optimizer: give it to session.prepare(model, ...)")
+    if name in known:
+        raise ConfigError(name, "is registered already; choose another name")
+    if may_be_repeated and isinstance(thing, LRScheduler | GradScaler):
+        raise ConfigError(
+            name,
+            "register schedulers and GradScalers before the first batch: a step that is "
+            "repeated after the loss of a worker would otherwise update this one twice",
+        )
+
+
+def refuse_sharded(host: Host, what: str) -> None:
+    """Raise if the processes of a host shard the model."""
+    if host.is_shared:
+        raise ConfigError(
+            "fsdp.join", f"{what} is not there for hosts that shard their model: leave it out"
+        )
+
+
 def check_model(model: nn.Module) -> None:
-    """Raise if something else reduces or shards the model's parameters."""
+    """Raise if the model's parameters are reduced or sharded by something else."""
     _check_wrappers(model)
-    sharded = loaded("torch.distributed.fsdp", "FSDPModule")
-    for name, module in model.named_modules():
-        if isinstance(module, sharded):
-            raise ConfigError("model", f"{name or 'it'} is sharded by FSDP: {WHOLE}")
+    for name in _sharded_modules(model):
+        raise ConfigError("model", f"{name or 'it'} is sharded by FSDP: {WHOLE}")
     for name, param in model.named_parameters():
         if is_sharded(param):
             raise ConfigError("model", f"{name} is a DTensor: {WHOLE}")
+
+
+def check_not_sharded_since(model: nn.Module) -> None:
+    """Raise if FSDP has replaced parameters of a model that was prepared as a whole."""
+    for name in _sharded_modules(model):
+        raise ConfigError(
+            "model",
+            f"{name or 'it'} was sharded by FSDP after session.prepare, so its parameters are not "
+            f"those that were prepared: {WHOLE}",
+        )
+
+
+def _sharded_modules(model: nn.Module) -> Iterator[str]:
+    """Names of the modules on which `fully_shard` was called."""
+    kind = loaded("torch.distributed.fsdp", "FSDPModule")
+    return (name for name, module in model.named_modules() if isinstance(module, kind))
 
 
 def _check_wrappers(model: nn.Module) -> None:
@@ -118,7 +180,7 @@ def check_unwrapped(thing: Any) -> None:
     inner = getattr(thing, "optimizer", None)
     if not isinstance(inner, torch.optim.Optimizer) or isinstance(thing, LRScheduler | nn.Module):
         return
-    if hasattr(thing, "zero_grad"):  # not a scheduler of someone else's kind
+    if hasattr(thing, "zero_grad"):  # so it is no third-party scheduler
         raise ConfigError(
             "optimizer",
             f"{type(thing).__name__} wraps {type(inner).__name__}: give that one, its attribute "

@@ -329,6 +329,22 @@ await_closed(3600.0)
     assert done.returncode == 0
 
 
+def test_a_broken_connection_is_named_without_advice_for_users_of_gloo() -> None:
+    ranks = ring(3)
+    with ThreadPoolExecutor(1) as pool:
+        summing = pool.submit(ranks[0].sum, torch.ones(1000))
+        abort_gloo(ranks[1]._backend, rank=1, world=3)
+        with pytest.raises(
+            WorkerLostError, match=r"^rank 0 lost another worker in generation 1: "
+        ) as e:
+            summing.result()
+    assert "onnection" in str(e.value)
+    assert "pair.cc" not in str(e.value)
+    assert "typically" not in str(e.value)
+    for rank in ranks:
+        rank.close(0.0)
+
+
 def test_a_sum_in_a_closed_group_is_an_error() -> None:
     def body(session: Any) -> None:
         control_of(session).close()

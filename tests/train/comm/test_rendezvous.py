@@ -10,11 +10,10 @@ import psutil
 import pytest
 import torch
 
+from evenstep.train.comm import rendezvous
 from evenstep.train.comm.group import Group, SupersededError
-from evenstep.train.comm.rendezvous import RendezvousStore
+from evenstep.train.comm.rendezvous import GenerationGroups, RendezvousStore
 from evenstep.train.comm.transfer import MEETING, await_closed
-from evenstep.train.roster import groups as module
-from evenstep.train.roster.groups import GenerationGroups
 from tests.train.roster.test_elastic import generation_of
 
 WORLD = 3
@@ -76,7 +75,7 @@ def test_a_rank_that_makes_a_group_gives_up_when_its_check_raises(
     def check(_: float) -> None:
         raise SupersededError("generation 5 replaces 4")
 
-    monkeypatch.setattr(module, "MEET_S", 10 * WAIT_S)
+    monkeypatch.setattr(rendezvous, "MEET_S", 10 * WAIT_S)
     board = LocalBoard()
     for rank in range(1, WORLD):
         board.publish(4, f"here/{rank}", b"")

@@ -30,6 +30,7 @@ def report(compute_s: float) -> Report:
 def done(number: int, *reports: Report) -> Step:
     step = Step()
     step.batch, step.reports, step.seconds = Batch(step=number), list(reports), 0.02
+    step.number = number + 1
     return step
 
 
@@ -48,9 +49,10 @@ def test_calm_steps_are_reported_as_means_without_gaps(tmp_path: Path) -> None:
     noise = [0.02 + 0.00001 * (step % 7) for step in range(10_000)]
     for step, compute_s in enumerate(noise):
         clock.now_s = 0.02 * step
-        planner.report(done(step, report(compute_s), report(0.02)))
-    planner.close()
+        planner.report(last := done(step, report(compute_s), report(0.02)))
+    planner.close(last)
     events = [record.event for record in read(path)[1] if isinstance(record.event, StepDone)]
+    assert sum(event.steps.num for event in events) == len(noise)
     # The first few are reported singly, unless the machine is too busy to decide on them.
     calm = [(a.step, b) for a, b in pairwise(events) if a.step >= WATCHED_STEPS]
     assert any(event.step > before + 1 for before, event in calm)
@@ -69,8 +71,8 @@ def test_a_policy_that_ignores_caps_is_an_error_and_the_last_plan_stays(
     first = planner.next(0)
     assert first is not None
     assert first.shares == (56, 8)
-    planner.report(done(0, report(0.02), report(0.02)))
-    planner.close()
+    planner.report(last := done(0, report(0.02), report(0.02)))
+    planner.close(last)
     assert isinstance(planner.failure, PlanError)
     assert "policy uncapped gave worker b 32 samples, more than its cap of 8" in str(
         planner.failure

@@ -23,7 +23,7 @@ class Run:
     def __init__(self) -> None:
         self.now_s, self.step, self.sent = 0.0, 0, list[Stepped]()
         self.planner = RemotePlanner(self, self, lambda: self.now_s)
-        self.leads, self.generation = True, 0
+        self.leads, self.generation, self.last = True, 0, Step()
 
     def take_plan(self, generation: int) -> None:
         return None
@@ -40,7 +40,7 @@ class Run:
             reason="",
             planned=True,
         )
-        self.planner.watch_closely()
+        step = Step()
         for both in steps:
             self.now_s += STEP_S
             reports = [
@@ -57,8 +57,9 @@ class Run:
             step = Step()
             step.batch, step.seconds = Batch(step=self.step), STEP_S
             step.reports, step.reduced_by = reports, by
+            self.step = step.number = self.step + 1
             self.planner.report(step)
-            self.step += 1
+        self.last = step
 
 
 EVEN = (STEP_S, STEP_S)
@@ -76,6 +77,25 @@ def test_calm_steps_share_a_message() -> None:
     assert last.quiet.samples == 2 * SHARE * last.quiet.num
 
 
+@pytest.mark.parametrize("num_steps", range(995, 1005))
+def test_the_last_step_is_reported_at_the_end(num_steps: int) -> None:
+    run = Run()
+    run.train(1, [EVEN] * num_steps)
+    run.planner.close(run.last)
+    run.planner.close(run.last)
+    assert sum(1 + m.quiet.num for m in run.sent) == num_steps
+    assert run.sent[-1].step == num_steps - 1
+
+
+def test_a_step_that_was_not_completed_is_not_reported() -> None:
+    run = Run()
+    run.train(1, [EVEN] * 1000)
+    num_sent = len(run.sent)
+    run.last.fetched(Batch(step=1000), 0.0)
+    run.planner.close(run.last)
+    assert len(run.sent) == num_sent
+
+
 def test_a_change_is_reported_at_once() -> None:
     run = Run()
     run.train(1, [EVEN] * 200)
@@ -86,6 +106,7 @@ def test_a_change_is_reported_at_once() -> None:
     assert sum(2 * SHARE + m.quiet.samples for m in run.sent[: run.sent.index(first) + 1]) == (
         2 * SHARE * 201
     )
+    assert sum(1 + m.quiet.num + m.earlier.num for m in run.sent) == run.sent[-1].step + 1
     run.sent.clear()
     run.train(2, [EVEN] * 100 + [UNEVEN] * 10)
     assert {400 + 100 + i for i in range(WATCHED_STEPS)} <= {m.step for m in run.sent}

@@ -111,6 +111,7 @@ def test_tensors_have_paths() -> None:
     assert unflatten(structure, ["x", "y"]) == {"a": [{0: "x"}], "0": {"0": "y", 0: 3}}
 
 
+@pytest.mark.long
 def test_equal_sets_have_equal_structures_in_every_process() -> None:
     script = (
         "from evenstep.train.recover.flatten import flatten\n"

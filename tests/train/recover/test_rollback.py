@@ -68,7 +68,6 @@ class Script:
 
     def void(self) -> None:
         self.step.void()
-        self.rollback.restore()
         self.rollback.step_is_void()
 
     def state(self) -> tuple[float, ...]:
@@ -84,7 +83,7 @@ def test_whatever_a_script_updates_after_the_loss_is_undone(num_floats: int) -> 
     script.void()
     for _ in range(2):
         script.update()
-        script.rollback.finish()
+        script.rollback.settle()
         assert script.state() == before
 
 
@@ -94,7 +93,7 @@ def test_small_states_are_undone_from_the_beginning_of_the_step() -> None:
     script.update()
     assert script.state() != before
     script.void()
-    script.rollback.finish()
+    script.rollback.settle()
     assert script.state() == before
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, normalize
 from torch.utils.data import TensorDataset
 
 from evenstep.errors import EvenstepError
-from evenstep.launch.environment import StaticRank
+from evenstep.launch.ranks import StaticRank
 from evenstep.train.join import fixed_session
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks

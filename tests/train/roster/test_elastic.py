@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from torch.optim import lr_scheduler
 
 import evenstep
 from evenstep.errors import ConfigError
+from evenstep.journal import read
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import Generation
 from evenstep.train.comm.group import WorkerLostError
@@ -27,7 +29,9 @@ from evenstep.train.join import elastic_session
 from evenstep.train.roster.elastic import ElasticRoster
 from evenstep.train.roster.generations import LeftError, leave_message
 from evenstep.train.session import Session
+from evenstep.types import Left
 from tests.coordinate.hosted import Hosted, hosted
+from tests.launch.metadata_servers import AwsServer
 from tests.launch.unconfigured import unconfigured
 
 WAIT_S = 600.0
@@ -117,9 +121,7 @@ def test_a_scheduler_unknown_to_the_session_is_refused(run: Hosted, make: Make, 
             session.register("schedule", schedule)
         session.loader(torch.utils.data.TensorDataset(torch.zeros(8, 2)), batch=4)
         if how == "not":
-            message = (
-                r"the one of SGD is not known to the run: .* session.prepare\(model, optimizer, sch"
-            )
+            message = "the scheduler of SGD is not known to the run: .* session.prepare"
             with pytest.raises(ConfigError, match=message):
                 session._roster.enter()
         else:
@@ -267,11 +269,39 @@ def test_a_worker_that_leaves_keeps_its_priority(run: Hosted) -> None:
     where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
     with pytest.raises(LeftError) as left, elastic_session(where) as session:
         train_until_stopped(run, session)
-    assert left.value.code == 0
+    assert left.value.code == 75
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
+def test_a_notice_drains_the_worker_as_sigterm_does_with_its_reason_in_the_journal(
+    run: Hosted,
+) -> None:
+    with AwsServer() as cloud:
+        where = CoordinatorAddress(
+            host=run.name, port=run.port, token=run.token, notice=f"aws:endpoint={cloud.endpoint}"
+        )
+        with pytest.raises(LeftError) as left, elastic_session(where) as session:
+            train_until(cloud.goes.set, session)
+    assert left.value.code == 75
+    run.ending()
+    left_because = [e.cause for e in events(run) if isinstance(e, Left)]
+    assert "AWS will terminate this spot instance at 2026-11-18" in left_because[-1]
+
+
+def test_without_a_notice_no_thread_asks_for_one(run: Hosted) -> None:
+    with join(run):
+        assert "evenstep-notice" not in {thread.name for thread in threading.enumerate()}
+
+
+def events(run: Hosted) -> list[Any]:
+    return [record.event for record in read(run.service.folder.journal)[1]]
+
+
 def train_until_stopped(run: Hosted, session: Session) -> None:
+    train_until(lambda: run.ask("stop"), session)
+
+
+def train_until(asked: Callable[[], object], session: Session) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session.prepare(model, optimizer)
@@ -281,7 +311,7 @@ def train_until_stopped(run: Hosted, session: Session) -> None:
             model(x).mean().backward()
             optimizer.step()
         if epoch == 0:
-            run.ask("stop")
+            asked()
 
 
 @pytest.mark.parametrize(("enabled", "given"), [(True, False), (True, True), (False, False)])

@@ -1,6 +1,6 @@
-"""The address at which other ranks reach this process: that of the interface towards the store.
+"""The address at which other ranks reach this process: the interface that routes to the store.
 
-By itself, Gloo takes what the host's own name resolves to, which is loopback on many systems.
+Gloo's default is what the host name resolves to, which is loopback on many systems.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def reachable_address(shared: SharedStore, host: str, port: int) -> str:
     mine, store_seen_from_here = route(host, port)
     shared.publish("address", store_seen_from_here)
     if ip_address(mine).is_loopback:
-        # The store is on this host, and its name may be loopback only here: ask the others.
+        # The store is on this host, where its name may resolve to loopback: ask the other ranks.
         for seen in shared.read_all("address"):
             if not ip_address(seen).is_loopback:
                 return str(seen)
@@ -26,8 +26,8 @@ def reachable_address(shared: SharedStore, host: str, port: int) -> str:
 
 
 def route(host: str, port: int) -> tuple[str, str]:
-    """The address from which this machine reaches a host, and the host's as seen from here."""
-    # IPv4 first where there are both: all ranks must choose alike.
+    """The local and the remote address of a route from this machine to a host."""
+    # Prefer IPv4: all ranks must choose the same family.
     for family, kind, proto, _, target in sorted(
         socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     ):

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Store
 
-POLL_S = 0.0002  # between two looks at an NCCL operation
+from evenstep.train.comm.forks import never_freed_in_forks
+
+POLL_S = 0.0002  # between two polls of an NCCL operation
 FLUSH_S = 60.0  # for a GPU to finish the all-reduces that the host has queued
-ABORT_TAG = 2**31 - 1  # of a receive that no rank ever sends to
+ABORT_TAG = 2**31 - 1  # tag of a receive that no rank ever sends to
 ON_ERROR = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
 
 
@@ -31,20 +33,20 @@ def make_backend(
 
         options = ProcessGroupNCCL.Options()
         options._timeout = timeout
-        nccl = ProcessGroupNCCL(store, rank, world, options)
-        with torch.cuda.device(device):  # the current device is a property of the thread
-            # Connect now, within the timeout: by itself NCCL would do so in the first all-reduce.
+        nccl = never_freed_in_forks(ProcessGroupNCCL(store, rank, world, options))
+        with torch.cuda.device(device):  # the current device is per thread
+            # Connect now, within the timeout: NCCL otherwise connects in the first all-reduce.
             nccl.eager_connect_single_device(device)
         return nccl
     from torch.distributed import ProcessGroupGloo
 
     if not address or "GLOO_SOCKET_IFNAME" in os.environ:  # the user's choice of interface wins
-        return ProcessGroupGloo(store, rank, world, timeout)
+        return never_freed_in_forks(ProcessGroupGloo(store, rank, world, timeout))
     gloo: Any = ProcessGroupGloo  # the stubs lack its options
     options = gloo._Options()
     options._timeout = timeout
     options._devices = [gloo.create_device(hostname=address)]
-    return gloo(store, rank, world, options)
+    return never_freed_in_forks(gloo(store, rank, world, options))
 
 
 def abort_gloo(backend: Any, rank: int, world: int) -> None:
@@ -57,7 +59,7 @@ def abort_gloo(backend: Any, rank: int, world: int) -> None:
         if other == rank:
             continue
         try:
-            receive = backend.recv([torch.zeros(1)], other, ABORT_TAG)
+            receive = never_freed_in_forks(backend.recv([torch.zeros(1)], other, ABORT_TAG))
         except RuntimeError:
             continue  # the connection to this rank is broken already: nothing can time out on it
         try:
@@ -78,7 +80,7 @@ def end_nccl(backend: Any, newest: Any) -> None:
 def ends_on_error() -> bool:
     """Whether NCCL's watchdog kills the process after a failed operation, as it does by default."""
     mode = next((os.environ[name] for name in ON_ERROR if name in os.environ), "")
-    return mode not in ("0", "2")  # no handling, and clean-up only
+    return mode not in ("0", "2")  # "no handling" and "clean up only"
 
 
 @contextmanager

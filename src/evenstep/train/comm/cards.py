@@ -1,4 +1,4 @@
-"""GPUs: whether gradients are reduced on them, by NCCL, or in host memory; their random state.
+"""GPUs: whether gradients are reduced on them (NCCL) or in host memory, and their random state.
 
 NCCL needs a GPU of its own for every rank. In an elastic run a worker that dies may leave NCCL
 hanging, so gradients go through host memory there unless EVENSTEP_NCCL=1 is set on all workers.
@@ -20,11 +20,11 @@ log = logging.getLogger("evenstep")
 
 USE_NCCL = "EVENSTEP_NCCL"
 CARD_BYTES = 16  # of a CUDA generator's state: a seed and an offset
-NO_CARD = 255  # in every byte; zeros would be the state after a seed of 0
+NO_CARD = 255  # fills every byte; zeros would be the state of seed 0
 
 
 def card_of(device: torch.device) -> int:
-    """A number for the device's GPU, the same in all processes; 0: none that NCCL can use."""
+    """A number that identifies the device's GPU in all processes; 0 if NCCL cannot use it."""
     if device.type != "cuda" or not torch.distributed.is_nccl_available():
         return 0
     name = str(torch.cuda.get_device_properties(device).uuid)
@@ -44,7 +44,7 @@ def on_cards(group: Group, card: int, *, elastic: bool) -> bool:
 
 
 def why_on_host(cards: Sequence[int], willing: Sequence[int]) -> str:
-    """Why gradients go through host memory, given the GPU of each rank; empty: they do not."""
+    """Why gradients go through host memory, given the GPU of each rank; empty if they do not."""
     if 0 in cards:
         return "not all workers have a GPU that NCCL can use"
     if shared := [rank for rank, card in enumerate(cards) if cards.count(card) > 1]:

@@ -6,6 +6,7 @@ a blocked all-reduce can be given up when another worker has failed; closing the
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import weakref
@@ -25,6 +26,7 @@ from torch.distributed.distributed_c10d import (
 
 from evenstep.errors import EvenstepError
 from evenstep.train.comm.backend import POLL_S, abort_gloo, end_nccl, make_backend
+from evenstep.train.comm.forks import never_freed_in_forks
 from evenstep.train.comm.transfer import (
     CLOSING,
     SLICE_S,
@@ -37,9 +39,12 @@ from evenstep.train.comm.transfer import (
 CPU = torch.device("cpu")
 LAST_WORDS_S = 2.0
 
+GLOO_NOISE = re.compile(r"^\[\S+:\d+\] | This is typically caused by .*", re.DOTALL)
+"""Around what Gloo says of a broken connection: its source file, and advice for its own users."""
+
 
 class GroupGoneError(EvenstepError):
-    """The group can reduce nothing any more."""
+    """The process group is no longer usable."""
 
 
 class WorkerLostError(GroupGoneError, ConnectionError):
@@ -47,7 +52,7 @@ class WorkerLostError(GroupGoneError, ConnectionError):
 
 
 class SupersededError(GroupGoneError):
-    """A newer generation exists: what was started in this one is void."""
+    """A newer generation exists; whatever was started in this one is void."""
 
 
 class Group:
@@ -84,7 +89,7 @@ class Group:
         self._is_broken = False  # a wait failed or was given up: operations may be blocked
         self.sees_through = False  # block the host until an NCCL op completes or `check` raises
         self.is_closed = False
-        self.is_gone = False  # closed, and nothing is left of it that may write to a tensor
+        self.is_gone = False  # closed and destroyed: no operation can write to a tensor any more
         if world > 1:
             prefix = PrefixStore(f"evenstep/{generation}/{name}", store)
             timeout = timedelta(seconds=meet_s)
@@ -110,7 +115,7 @@ class Group:
             return None
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.SUM)
-        work: Work = self._backend.allreduce([tensor], options)
+        work: Work = never_freed_in_forks(self._backend.allreduce([tensor], options))
         self._newest = work
         return work
 
@@ -148,9 +153,9 @@ class Group:
                 self._raise_lost(problem)
 
     def _wait_on_card(self, work: Any) -> None:
-        """Order the GPU's next work after the operation; block the host too if it sees it through.
+        """Order the GPU's next work after the operation; with `sees_through`, block the host too.
 
-        Never with a timeout of NCCL's own, which would abort the operation.
+        Never use NCCL's own timeout, which would abort the operation.
         """
         try:
             if self.sees_through:
@@ -189,7 +194,8 @@ class Group:
             self._check(0.0)
             time.sleep(0.02)
         raise WorkerLostError(
-            f"rank {self.rank} lost another worker in generation {self.generation}: {problem}"
+            f"rank {self.rank} lost another worker in generation {self.generation}: "
+            f"{GLOO_NOISE.sub('', problem)}"
         )
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -205,12 +211,12 @@ class Group:
         options = BroadcastOptions()
         options.rootRank = root
         here = tensor.to(self.device)
-        self.wait(self._backend.broadcast([here], options))
+        self.wait(never_freed_in_forks(self._backend.broadcast([here], options)))
         if here is not tensor:
             tensor.copy_(here)
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Transfer:
-        """Start sending a dense tensor in host memory to a rank, which receives it by its tag."""
+        """Start sending a dense tensor in host memory to a rank, under a tag."""
         try:
             return Transfer(self._backend.send([tensor], rank, tag))
         except RuntimeError as e:  # the connection is broken already
@@ -218,7 +224,7 @@ class Group:
         self._raise_lost(problem)
 
     def recv(self, tensor: torch.Tensor, rank: int, tag: int) -> Transfer:
-        """Start receiving what a rank sends under a tag, of exactly the tensor's size."""
+        """Start receiving from a rank what it sends under a tag; sizes must match exactly."""
         try:
             return Transfer(self._backend.recv([tensor], rank, tag))
         except RuntimeError as e:

@@ -1,9 +1,9 @@
-"""The processes of one host that are one worker together, because they shard one model.
+"""The processes of one host that together are one worker, because they shard one model.
 
-What happens outside of the host may reach its processes at different times, or only one of them:
-another host is lost, or the coordinator announces a generation. They must not act on it before all
-of them know, so they agree here first. These calls are collective and go over the host's own
-process group. They have no failures to handle: the processes of a host end together.
+The loss of another host, or a new generation, may reach these processes at different times or
+reach only one of them. They must act on it together, so they agree here first. The calls are
+collectives on the host's own process group. They need no failure handling: the processes of a
+host live and die together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -26,12 +26,12 @@ from evenstep.train.comm.group import GroupGoneError, WorkerLostError
 
 log = logging.getLogger("evenstep")
 
-LAST_WORDS_S = 1.0  # for a process whose connection has closed to be seen as ended
-FAILED_S = 5.0  # for the other processes of a host to end after the first has failed
+LAST_WORDS_S = 1.0  # for a process to exit after its connection has closed
+FAILED_S = 5.0  # for the host's other processes to exit after the first one has failed
 
 
 class OtherProcesses:
-    """Those that a host's first process has started. If one is killed, the host is lost."""
+    """The processes that a host's first process started. If one is killed, the host is lost."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self._processes = processes
@@ -48,19 +48,19 @@ class OtherProcesses:
         if code < 0 and not self._is_ending:
             log.error("process %d of this host was ended by signal %d", process.pid, -code)
             os.kill(os.getpid(), signal.SIGKILL)
-        if not self._have_met:  # nothing else would tell this process, which waits for that one
+        if not self._have_met:  # this process waits for that one, and nothing else would tell it
             log.error("process %d of this host ended with %d before it joined", process.pid, code)
             os._exit(1)
 
     def end_if_killed(self) -> None:
-        """End as a killed process does if one was killed: that is a loss, not a failed script."""
+        """If a process was killed, die by SIGKILL too: the host counts as lost, not as failed."""
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):
                 if process.wait(LAST_WORDS_S) < 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
     def see_off(self, within_s: float) -> None:
-        """Wait for all of them to end, and kill those that have not done so in time."""
+        """Wait for all of them to exit, and kill those that do not in time."""
         self._is_ending = True
         until_s = time.monotonic() + within_s
         for process in self._processes:
@@ -108,16 +108,16 @@ class Host:
             distributed.broadcast(whole, src=0)
             values.copy_(whole)
 
-    def first_decides(self, decide: Callable[[], int]) -> int:
-        """What the first process decides, on all of them."""
+    def first_decides(self, number: int) -> int:
+        """The first process's number, on all of them."""
         if not self.is_shared:
-            return decide()
-        number = torch.tensor([decide() if self.is_first else 0])
-        distributed.broadcast(number, src=0)
-        return int(number)
+            return number
+        decided = torch.tensor([number])
+        distributed.broadcast(decided, src=0)
+        return int(decided)
 
     def agree(self, lost: GroupGoneError | None) -> GroupGoneError | None:
-        """Why something failed that all processes did with other hosts; None if all succeeded."""
+        """Why a collective with other hosts failed in any process; None if it succeeded in all."""
         if not self.is_shared:
             return lost
         kinds = (None, GroupGoneError, WorkerLostError)
@@ -130,12 +130,12 @@ class Host:
         return kind("another process of this host has lost its connections to other hosts")
 
     def end_if_killed(self) -> None:
-        """If an error here comes from a process of the host that was killed, end likewise."""
+        """If a process of this host was killed, die as it did: that explains the error here."""
         if self.others is not None:
             self.others.end_if_killed()
 
     def failed(self) -> None:
-        """The script has failed here. The other processes may wait for this one, so end them."""
+        """The script failed in this process. The others may be waiting for it, so end them."""
         if self.others is not None:
             self.others.see_off(FAILED_S)
 

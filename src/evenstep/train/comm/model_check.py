@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from evenstep.errors import EvenstepError
-from evenstep.train.comm.shards import is_sharded, local
+from evenstep.train.comm.local_shards import is_sharded, local
 from evenstep.train.comm.shared_store import SharedStore
 
 
@@ -40,7 +40,7 @@ def model_digest(model: torch.nn.Module) -> str:
 
 
 def rows(model: torch.nn.Module) -> list[tuple[Any, ...]]:
-    """One row for every parameter and buffer, with what must be the same on all workers."""
+    """One row per parameter and buffer: everything that must be equal on all workers."""
     params = [_row(n, p, p.requires_grad) for n, p in model.named_parameters()]
     return params + [_row(n, b, False) for n, b in model.named_buffers()]
 

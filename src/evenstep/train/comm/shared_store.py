@@ -1,4 +1,4 @@
-"""What ranks of a fixed roster tell each other over their store, outside of training steps."""
+"""Messages between the ranks of a fixed roster, over their c10d store, outside of steps."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class SharedStore:
         return [self.read(topic, rank) for rank in range(self.world)]
 
     def publish_failure(self, error: BaseException) -> None:
-        """Tell the other ranks why this one fails, unless another one failed first."""
+        """Tell the other ranks why this one failed, unless another one failed first."""
         if self.world == 1 or isinstance(error, RankFailedError):
             return
         text = "".join(traceback.format_exception(error))
         first = msgspec.json.encode({"rank": self.rank, "told": text}).decode()
-        with suppress(DistError):  # the store is gone, and with it everyone who would read this
+        with suppress(DistError):  # the store is gone, and so is everyone who would read this
             self._store.compare_set(FAILED, "", first)
 
     def check_failure(self) -> None:

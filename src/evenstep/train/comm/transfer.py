@@ -13,16 +13,18 @@ from typing import TypeVar
 
 from torch.distributed.distributed_c10d import Work
 
-SLICE_S = 0.02  # of a wait, before checking whether waiting on makes sense
+from evenstep.train.comm.forks import never_freed_in_forks
+
+SLICE_S = 0.02  # poll interval of a wait, to check whether to go on waiting
 ABANDON_S = 2.0
-TIMED_OUT = "Operation timed out"  # in the message of Gloo's only exception type
+TIMED_OUT = "Operation timed out"  # in the message: Gloo has only one exception type
 
 CLOSING, MEETING, MOVING = THREADS = ("evenstep-close", "evenstep-meet", "evenstep-transfer")
 
 T = TypeVar("T")
 
 Check = Callable[[float], None]
-"""Called while waiting, with the seconds waited so far. Raises if waiting on makes no sense."""
+"""Called while waiting, with the seconds waited so far. Raises to end the wait."""
 
 
 class Transfer:
@@ -32,7 +34,7 @@ class Transfer:
     """
 
     def __init__(self, work: Work) -> None:
-        self._work: Work | None = work
+        self._work: Work | None = never_freed_in_forks(work)
         self._ended = threading.Event()
         self._error: RuntimeError | None = None
         threading.Thread(target=self._run, name=MOVING, daemon=True).start()
@@ -54,7 +56,7 @@ class Transfer:
             raise self._error
 
     def abandon(self) -> None:
-        """Abort it and all other transfers of its group: nothing is written to memory after."""
+        """Abort all transfers of its group: afterwards none of them writes to memory."""
         work = self._work
         if work is not None:
             with suppress(RuntimeError):

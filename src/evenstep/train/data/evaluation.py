@@ -1,4 +1,4 @@
-"""Evaluation: every worker goes through its part of a dataset."""
+"""Evaluation: each worker evaluates its part of a dataset."""
 
 from __future__ import annotations
 

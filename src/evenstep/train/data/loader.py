@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-import torch
-from msgspec.structs import replace
 from torch.utils.data import DataLoader
 
 from evenstep.decide.learning_rate import global_batch
@@ -19,6 +16,7 @@ from evenstep.strict import whole
 from evenstep.train.comm.host import Host
 from evenstep.train.data.share_sampler import ShareSampler
 from evenstep.train.data.source import Kept, Selection, check_options, is_stream
+from evenstep.train.data.weighting import weighted
 from evenstep.train.plan.plans import Plans
 from evenstep.train.ports import Observer, Roster
 from evenstep.train.step import Step
@@ -60,7 +58,7 @@ class Loader:
         plans: Plans,
         roster: Roster,
         host: Host,
-        check_open: Callable[[str], None],
+        begin_loop: Callable[[], None],
         end_epoch: Callable[[], None],
         weight: Weight | None,
         observer: Observer | None = None,
@@ -75,7 +73,7 @@ class Loader:
         self.dataset = dataset
         self.batch = selection.batch
         self._step, self._plans, self._roster, self._host = step, plans, roster, host
-        self._check_open, self._end_epoch = check_open, end_epoch
+        self._begin_loop, self._end_epoch = begin_loop, end_epoch
         self._weight, self._observer = weight, observer
         self.epoch = self.cursor = 0  # the epoch, and the sample of it, that comes next
         self.next_epoch = 0  # that the script's next loop is for
@@ -83,9 +81,9 @@ class Loader:
         self._num_before = 0  # samples of earlier epochs
         self._batch_end: int | None = None  # the sample at which the batch in hand ends
         self._loop = Loop()
-        self._loop.is_over = True  # there was none yet
-        self._others_in_loop = True  # when this worker took over their state
-        self._is_told = False  # in which order the data is used
+        self._loop.is_over = True  # before the first one
+        self._others_in_loop = True  # as of when this worker took over their state
+        self._has_logged_order = False
         if is_stream(dataset):
             if observer is not None:
                 raise ConfigError("dataset", "is a stream, which evenstep verify cannot compare")
@@ -156,7 +154,7 @@ class Loader:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether a worker's mean loss counts for something else than its samples."""
+        """Whether workers' mean losses are weighted by something other than samples."""
         return self._weight is not None
 
     @property
@@ -193,9 +191,9 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         step = self._step
-        self._check_open("session.loader")
+        self._begin_loop()
         self._roster.enter()
-        self._tell()
+        self._log_order()
         self.end_loop()
         loop = self._loop = Loop(self.next_epoch, step.num_void)
         self.next_epoch += 1
@@ -232,17 +230,21 @@ class Loader:
         if self.epoch != loop.epoch:
             loop.is_over = True
             if self._others_in_loop or self.epoch > loop.epoch + 1:
-                self._roster.fall_behind()  # this worker was a spare meanwhile
+                self._roster.fall_behind()  # this worker was a spare for a while
         elif self._is_over:
             next(self._batches, None)  # lets loader processes shut down cleanly
             self._finish(loop)
         else:
-            began_s = time.monotonic()
-            self._step.is_between = False
-            if generation != loop.cut_for:  # prefetched batches were cut for another roster
-                loop.cut_for, self._batches = generation, self._restart()
-            loop.data = self._take(next(self._batches), began_s)
+            self._fetch(loop, generation)
         return not loop.is_over
+
+    def _fetch(self, loop: Loop, generation: int) -> None:
+        """Take the next batch in hand."""
+        began_s = time.monotonic()
+        self._step.is_between = False
+        if generation != loop.cut_for:  # prefetched batches were cut for another roster
+            loop.cut_for, self._batches = generation, self._restart()
+        loop.data = self._take(next(self._batches), began_s)
 
     def repeat(self) -> bool:
         """If the step at hand is void, take its samples in hand again, cut for the survivors.
@@ -253,19 +255,18 @@ class Loader:
         if not self._step.is_void:
             return False
         loop, step = self._loop, self._step
-        # A spare leaves: the loop around this would be elsewhere than the run when it comes back.
+        # A spare leaves instead of resting: by its return, this loop would be out of date.
         generation = self._roster.settle(in_loop=False)
         if step.is_discarded or self.epoch != loop.epoch:
             return False
-        loop.cut_for, self._batches = generation, self._restart()
-        loop.data = self._take(next(self._batches), time.monotonic())
+        self._fetch(loop, generation)
         return True
 
-    def _tell(self) -> None:
-        """Say once in the log in which order the data is used."""
-        if not self._is_told and self._roster.rank == 0:
+    def _log_order(self) -> None:
+        """Log once in which order the data is used."""
+        if not self._has_logged_order and self._roster.rank == 0:
             log.info("data: %s; %d samples a step", self.order, self.global_batch)
-        self._is_told = True
+        self._has_logged_order = True
 
     def _begin(self, epoch: int) -> None:
         self._num_before = self._num_before_epoch(epoch)
@@ -304,25 +305,14 @@ class Loader:
         return iter(self._loader)
 
     def _take(self, data: Any, began_s: float) -> Any:
-        """Take a fetched batch in hand; what the script is to see of it."""
+        """Take a fetched batch in hand. Returns what the script gets to see."""
         batch = self._sampler.batches.popleft()
         assert batch.step == self._step.number, "batches come in the order in which they were drawn"
         if self._observer is not None:
             data = self._observer.begin_step(data, batch.own)
-        own = float(batch.own)
-        if self._weight is not None and batch.own:
-            own = float(self._weight(data))
-            if not 0 <= own < math.inf:
-                raise EvenstepError(
-                    f"weight=... returned {own} for the batch of step {batch.step}; it must "
-                    "return what the batch's mean loss counts for, such as its number of tokens: a "
-                    "finite number that is not negative"
-                )
-        weight = float(batch.samples)
         if self._weight is not None:
-            weight = float(self._host.sum(torch.tensor([own], dtype=torch.float64)))
-        part = own / weight if weight else 0.0
-        self._step.fetched(replace(batch, weight=weight, part=part), began_s)
+            batch = weighted(batch, data, self._weight, self._host)
+        self._step.fetched(batch, began_s)
         self._batch_end, self._loop.index = self.cursor + batch.total, self._index
         return data
 
@@ -346,7 +336,7 @@ class Loader:
         self._step.drop()
 
     def end_loop(self) -> None:
-        """The script has left its loop for good; it may not have asked for the end of the data."""
+        """The script has left its loop for good, maybe before it exhausted the data."""
         self.leave()
         loop = self._loop
         if loop.is_over:
@@ -399,7 +389,7 @@ class Loader:
             raise ConfigError("loader", f"was {theirs} when the run began, and is {mine} now")
         loop = self._loop
         if self._batch_end is not None and state["epoch"] > loop.epoch:
-            # They have left their loop after this batch, as this worker will leave its own.
+            # They left their loop after this batch, and so will this worker.
             end, index = self._batch_end, loop.index + 1
             here = {"epoch": loop.epoch, "cursor": end, "index": index, "before": self._num_before}
             state = {**state, **here, "digest": 0}

@@ -20,7 +20,7 @@ class Samples(Protocol):
 
     @property
     def kind(self) -> str:
-        """In words; empty for the order of the dataset and for permutations drawn whole."""
+        """The kind of order, for people; empty for the dataset's own and for whole permutations."""
 
     @property
     def length(self) -> int | None:
@@ -35,7 +35,7 @@ class Samples(Protocol):
     def digest(self, epoch: int, begin: int, end: int) -> int:
         """A number that is equal on all workers if their orders are; 0: nothing to compare.
 
-        Of an empty range it is one that a resumed run must find again.
+        That of an empty range must come out the same when a run is resumed.
         """
 
     def forget(self, epoch: int, begin: int) -> None:
@@ -89,7 +89,7 @@ class Order:
         """Steps per epoch with this global batch."""
         if self.length is None:
             raise TypeError(
-                "a loader over a stream has no len(): where it ends is known at its end. Give "
+                "a loader over a stream has no len(): its length is unknown until it ends. Give "
                 "session.loader(..., steps=...) for loops of so many steps"
             )
         num_full, remainder = divmod(self.length, batch)

@@ -58,7 +58,7 @@ class Computed:
 
 
 def sequential(length: int) -> Computed:
-    """As they are in the dataset."""
+    """The order of the dataset."""
 
     def compute(epoch: int, begin: int, end: int) -> IntArray:
         return np.arange(begin, end, dtype=np.int64)
@@ -88,7 +88,7 @@ def keyed(length: int, seed: int) -> Computed:
 
 
 def replaced(length: int, seed: int) -> Computed:
-    """Samples drawn independently, with replacement: so many in an epoch as there are."""
+    """Independent draws with replacement, as many per epoch as the dataset has samples."""
 
     def compute(epoch: int, begin: int, end: int) -> IntArray:
         (key,) = _keys(seed, epoch, 1)

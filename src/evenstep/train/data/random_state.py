@@ -23,7 +23,7 @@ class RandomState:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """The global generators continue from here; the script's own are put back afterwards."""
+        """Within it, the global generators continue from here; then the script's return."""
         with _kept():
             _set(self._states)
             try:

@@ -1,4 +1,4 @@
-"""Loops of so many steps, whatever the length of an epoch of the samples."""
+"""Loops of a fixed number of steps, whatever the number of samples."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ class Repeated:
         self._samples.forget(*self._find(epoch * self.length + begin))
 
     def _find(self, position: int) -> tuple[int, int]:
-        """The pass that a position is in, and the position within it; a stream repeats itself."""
+        """The pass that a position is in, and the position in it; a stream repeats by itself."""
         length = self._samples.length
         return (0, position) if length is None else divmod(position, length)

@@ -1,4 +1,4 @@
-"""Samplers of one's own: weighted, of a subset, bucketed by length."""
+"""The script's own samplers: weighted, over a subset, bucketed by length."""
 
 from __future__ import annotations
 

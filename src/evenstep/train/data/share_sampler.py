@@ -48,6 +48,8 @@ class ShareSampler(Sampler[list[Any]]):
                     step=step,
                     samples=samples,
                     own=high - low,
+                    weight=samples,
+                    part=(high - low) / samples if samples else 0.0,
                     begin=low if high > low else 0,  # a stand-in is the batch's first sample
                     total=end - begin,
                     position=num_before + begin,

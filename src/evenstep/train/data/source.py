@@ -1,4 +1,4 @@
-"""What a script gives to `session.loader`: a dataset with an order of its samples, or a stream."""
+"""The data that a script gives to `session.loader`: a dataset with an order, or a stream."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Selection:
     transform: Transform | None = None  # of a stream's samples
 
     def order_of(self, dataset: Any) -> Order:
-        """The order of a dataset's samples, or of a stream's; refuses what does not go together."""
+        """The order of a dataset's or stream's samples; refuses contradictory arguments."""
         self._check()
         stream = is_stream(dataset)
         shuffle = self.shuffle is not False and self.sampler is None and not stream
@@ -100,7 +100,7 @@ class Selection:
 
 
 class Kept:
-    """Stands for the dataset of a stream: its indices are samples already, to be transformed."""
+    """The dataset of a stream: "indices" are the samples themselves, to be transformed."""
 
     def __init__(self, transform: Transform | None) -> None:
         self._transform = transform
@@ -119,7 +119,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse what is not a map-style dataset with samples."""
+    """Refuse anything but a map-style dataset with samples."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ConfigError("dataset", "has no length: give one with __len__ and __getitem__")
     if not len(dataset):

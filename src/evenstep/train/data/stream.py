@@ -19,7 +19,7 @@ from evenstep.train.data.random_state import (
 
 @runtime_checkable
 class Readable(Protocol):
-    """A stream that can begin anywhere. Any other is read and skipped up to there."""
+    """A stream that can begin at any sample. Others are read and skipped up to there."""
 
     def samples_from(self, epoch: int, begin: int) -> Iterator[Any]:
         """The samples of an epoch, from one on."""

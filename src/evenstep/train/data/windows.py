@@ -29,7 +29,7 @@ class Window:
         while True:
             while self._loader.repeat():
                 yield self._loader.data
-            # By number, not by count: a worker may have taken over the state of others meanwhile.
+            # By number, not by count: this worker may have taken over another's state since.
             if (self._loader.index + 1) % self._num_batches == 0 or self._loader.is_last:
                 return
             try:

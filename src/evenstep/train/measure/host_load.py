@@ -46,7 +46,7 @@ def thread_busy_s() -> float:
     """CPU time of this thread plus the time it was runnable and waited for a CPU.
 
     That is what a background thread takes away from training: on a worker with a tenth of a core,
-    ten times its own CPU time. Waiting for the GIL is free, since training holds it meanwhile.
+    ten times its own CPU time. Waiting for the GIL is free: training runs while it holds it.
     """
     try:
         with open("/proc/thread-self/schedstat") as schedstat:

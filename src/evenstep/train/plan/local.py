@@ -10,24 +10,29 @@ from collections.abc import Callable, Sequence
 
 from evenstep.engine import Engine
 from evenstep.errors import JournalError
+from evenstep.observe.feed import SinkFeed
 from evenstep.pace import Sampling
 from evenstep.train.measure.host_load import thread_busy_s
+from evenstep.train.plan.figures import LocalFigures
 from evenstep.train.plan.plans import RankPlan
 from evenstep.train.step import Report, Step
-from evenstep.types import Joined, Pause, Plan, StepDone, Worker
+from evenstep.types import Joined, Pause, Plan, StepDone, Steps, Worker
 
 log = logging.getLogger("evenstep")
 
 
 class LocalPlanner:
-    """Feeds an engine beside training; a plan is picked up once it is there."""
+    """Runs an engine beside training, which picks up each plan once it is made."""
 
     def __init__(
         self,
         engine: Engine,
         workers: Sequence[Worker],
         clock: Callable[[], float] = time.monotonic,
+        figures: LocalFigures | None = None,
     ) -> None:
+        self._figures = figures or LocalFigures(SinkFeed())
+        self._figures.follow(engine)
         self._engine, self._clock, self._began_s = engine, clock, clock()
         self._ids = [w.id for w in workers]
         self._pace = Sampling()
@@ -56,10 +61,18 @@ class LocalPlanner:
             self.failure = None
         at_s = self._clock() - self._began_s
         with self._lock:
-            sampled = self._pace.sample(at_s, step.reports)
-        if sampled is None:
-            return
-        means, _ = sampled
+            sampled = self._pace.sample(at_s, step.reports, seconds=step.seconds)
+        if sampled is not None:
+            self._put(at_s, step, *sampled)
+
+    def _put(
+        self,
+        at_s: float,
+        step: Step,
+        means: list[tuple[float, float]],
+        quiet: Steps,
+        earlier: Steps,
+    ) -> None:
         done = StepDone(
             step=step.batch.step,
             generation=self._engine.cluster.generation,
@@ -68,13 +81,21 @@ class LocalPlanner:
                 map(Report.to_step_report, step.reports, self._ids, *zip(*means, strict=True))
             ),
             grad_squared_norm=step.grad_squared_norm,
+            quiet=quiet,
+            earlier=earlier,
+            position=step.batch.position + step.batch.total,
         )
         self._inbox.put((at_s, done))
 
-    def close(self) -> None:
-        """Decide on everything reported so far, then stop."""
+    def close(self, step: Step) -> None:
+        """Decide on everything reported so far, and on the last step, then stop."""
+        with self._lock:
+            rest = self._pace.rest() if step.is_last_committed else None
+        if rest is not None:
+            self._put(self._clock() - self._began_s, step, *rest)
         self._inbox.put(None)
         self._thread.join()
+        self._figures.offer_last()
         if self._engine.journal is not None:
             try:
                 self._engine.journal.close()
@@ -100,3 +121,4 @@ class LocalPlanner:
         for action in actions:
             if isinstance(action, Pause):
                 self.paused = action.reason
+        self._figures.add(self._engine)

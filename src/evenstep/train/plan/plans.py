@@ -93,5 +93,5 @@ class Plans:
             return
         over_steps = self._lr_scale.steps_left(plan.from_step)  # of a warm-up in progress
         if self._lr_scale.target == 1.0:
-            over_steps = self.warmup_steps  # it starts only now: gradient noise came first
+            over_steps = self.warmup_steps  # it starts now: gradient noise was measured before
         self._lr_scale.set_target(plan.from_step, plan.lr_factor, over_steps)

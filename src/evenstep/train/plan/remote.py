@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from evenstep.messages import NewPlan, Stepped
+from evenstep.messages import Generation, NewPlan, Stepped
 from evenstep.pace import Sampling
 from evenstep.train.plan.plans import RankPlan
 from evenstep.train.step import Report, Step
+from evenstep.types import Steps
 
 MESSAGE_S = 0.002  # measured CPU cost of one message, sender and receiver together
 
@@ -35,17 +36,14 @@ class Place(Protocol):
 
 
 class RemotePlanner:
-    """Reports steps within a bounded part of the time. Every step is counted exactly once."""
+    """Reports steps, within a time budget. Every step is counted exactly once."""
 
     def __init__(
         self, place: Place, control: Coordination, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._place, self._control, self._clock = place, control, clock
         self._pace = Sampling()
-
-    def watch_closely(self) -> None:
-        """The roster or the shares changed: report each of the next few steps."""
-        self._pace.decided(0.0, moved=True)
+        self._reported = 0  # the generation of the last step
 
     def next(self, from_step: int) -> RankPlan | None:
         """The coordinator's newest plan, once, on the leader."""
@@ -54,7 +52,7 @@ class RemotePlanner:
         plan = self._control.take_plan(self._place.generation)
         if plan is None:
             return None
-        self.watch_closely()
+        self._watch_closely()
         return RankPlan(from_step=from_step, shares=plan.shares, lr_factor=plan.lr_factor)
 
     def report(self, step: Step) -> None:
@@ -62,13 +60,32 @@ class RemotePlanner:
         by = step.reduced_by
         if by is None or not self._place.leads:
             return
+        if by.number != self._reported:
+            self._reported = by.number
+            self._watch_closely()
         sampled = self._pace.sample(
             self._clock(), step.reports, generation=by.number, seconds=step.seconds
         )
-        if sampled is None:
+        if sampled is not None:
+            self._pace.decided(MESSAGE_S, moved=False)
+            self._send(step, by, *sampled)
+
+    def close(self, step: Step) -> None:
+        """Report the last step and those before it, unless that was done."""
+        by = step.reduced_by
+        if by is None or not self._place.leads or not step.is_last_committed:
             return
-        self._pace.decided(MESSAGE_S, moved=False)
-        means, quiet = sampled
+        if (rest := self._pace.rest()) is not None:
+            self._send(step, by, *rest)
+
+    def _send(
+        self,
+        step: Step,
+        by: Generation,
+        means: list[tuple[float, float]],
+        quiet: Steps,
+        earlier: Steps,
+    ) -> None:
         reports = tuple(
             map(Report.to_step_report, step.reports, by.roster, *zip(*means, strict=True))
         )
@@ -80,9 +97,13 @@ class RemotePlanner:
                 reports=reports,
                 grad_squared_norm=step.grad_squared_norm,
                 quiet=quiet,
+                earlier=earlier,
                 position=step.batch.position + step.batch.total,
+                idle_s=step.idle_s,
             )
         )
+        step.idle_s = 0.0
 
-    def close(self) -> None:
-        """Nothing to stop: the connection belongs to the roster."""
+    def _watch_closely(self) -> None:
+        """The roster or the shares changed: report each of the next few steps."""
+        self._pace.decided(0.0, moved=True)

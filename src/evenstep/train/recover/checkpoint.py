@@ -24,7 +24,7 @@ import torch
 from evenstep import __version__
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.lines import sync_folder
-from evenstep.train.comm.shards import whole
+from evenstep.train.comm.local_shards import whole
 from evenstep.train.failpoint import failpoint
 from evenstep.train.recover.flatten import bytes_of, flatten, tensor_paths, unflatten
 from evenstep.train.recover.state import TrainingState
@@ -77,7 +77,7 @@ class Fence(Protocol):
 
 
 class Checkpoints:
-    """The newest checkpoints of a run, in a folder. One worker saves, any worker may load."""
+    """A run's newest checkpoints, in a folder. One worker saves, any worker may load."""
 
     def __init__(self, folder: Path, keep: int = 3, fence: Fence | None = None) -> None:
         if keep < 1:
@@ -87,7 +87,7 @@ class Checkpoints:
         self._writer: threading.Thread | None = None
         self._pending: Snapshot | None = None
         self._reusable: list[torch.Tensor] = []  # buffers of a snapshot that is not needed any more
-        self._logged = ""  # the last error, so that a full disk is not logged at every save
+        self._logged = ""  # the last error: a full disk is logged once, not at every save
 
     def save(self, step: int, state: TrainingState) -> None:
         """Copy the state now, and write it in a thread.
@@ -134,7 +134,7 @@ class Checkpoints:
         return None
 
     def age_s(self) -> float:
-        """How long ago the newest one was written, by any worker; inf: there is none."""
+        """Age of the newest one, whichever worker wrote it; inf if there is none."""
         try:
             written_s = self._files()[-1].stat().st_mtime
             return max(0.0, time.time() - written_s)  # noqa: TID251 - files have wall-clock times
@@ -170,9 +170,9 @@ class Checkpoints:
                 self._reusable = snapshot.tensors
 
     def _write(self, snapshot: Snapshot) -> None:
-        self._check_fence()  # first: a folder that was removed is not made again
+        self._check_fence()  # first: a removed folder must not be created again
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        for leftover in self.folder.glob("*.part"):  # from a process killed while writing
+        for leftover in self.folder.glob("*.part"):  # of a process killed while writing
             leftover.unlink(missing_ok=True)
         failpoint("checkpoint")
         term, generation = self._fence.position() if self._fence else (0, 0)
@@ -220,10 +220,10 @@ class _Summed(BufferedWriter):
 
 
 def _verify(path: Path, written_crc: int) -> None:
-    """Read a file back from the disk. Not with mmap: an error of the disk would be a SIGBUS."""
+    """Read a file back from disk. Not with mmap: a disk error would be a SIGBUS."""
     crc = 0
     with path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # not from memory
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # not from the page cache
         while data := file.read(2**20):
             crc = zlib.crc32(data, crc)
     if crc != written_crc:
@@ -255,14 +255,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as e:  # damage shows as almost any error: zip, pickle, EOF, a missing key
+    except Exception as e:  # damage surfaces as almost any error: zip, pickle, EOF, a missing key
         first_line = str(e).partition("\n")[0]
         problem = f"cannot be read: {type(e).__name__}: {first_line}"
         raise CheckpointError(str(path), problem) from e
 
 
 def _copy(tensors: Sequence[torch.Tensor], reusable: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy to host memory, into reusable buffers where they fit: fresh memory is slower."""
+    """Copy to host memory, reusing buffers where they fit: fresh memory is slower."""
     buffers = dict(enumerate(reusable))
     copies = []
     for i, tensor in enumerate(tensors):
@@ -291,13 +291,13 @@ def _root_cause(error: BaseException) -> str:
     """The first error in the chain: torch raises its own on top of a full disk's."""
     while error.__context__ is not None:
         error = error.__context__
-    # Without its file name, which has the step in it.
+    # Without the file name, which contains the step.
     problem = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return f"{type(error).__name__}: {problem}"
 
 
 def _set_aside(path: Path, error: CheckpointError) -> str:
-    """Rename a damaged checkpoint, unless the disk or memory is to blame; says so."""
+    """Rename a damaged checkpoint, unless the disk or memory is to blame. Returns what it did."""
     aside = path.with_name(f"{path.name}.damaged")
     if not isinstance(error.__cause__, OSError | MemoryError):
         with suppress(OSError):

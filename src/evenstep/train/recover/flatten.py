@@ -40,7 +40,7 @@ def flatten(state: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def unflatten(structure: bytes, tensors: Sequence[Any]) -> Any:
-    """The state again, with these tensors, or any stand-ins for them."""
+    """Rebuild the state with these tensors, or with placeholders for them."""
     with _invalid_input():
         return _decode(msgspec.msgpack.decode(structure), tensors)
 

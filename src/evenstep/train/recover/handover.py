@@ -178,7 +178,7 @@ def _receive_state(relay: Relay, state: TrainingState) -> None:
 
 
 def _check_same_state(own: HandoverHeader, first: HandoverHeader, relay: Relay) -> None:
-    """Raise if this source's state has not the tensors of the first source's."""
+    """Raise if this source's state has other tensors than the first source's."""
     ours, theirs = _by_path(own.structure, own.specs), _by_path(first.structure, first.specs)
     for path in (*theirs, *ours):
         a, b = ours.get(path), theirs.get(path)
@@ -195,7 +195,7 @@ def _by_path(structure: bytes, tensors: Sequence[T]) -> dict[KeyPath, T]:
 
 
 def _destinations(header: HandoverHeader, own: dict[KeyPath, torch.Tensor]) -> list[torch.Tensor]:
-    """What to receive each tensor into: this worker's own one if it fits, or a new one."""
+    """Where to receive each tensor: into this worker's own if it fits, else into a new one."""
     used: set[int] = set()
     destinations = []
     for path, spec in _by_path(header.structure, header.specs).items():

@@ -1,7 +1,7 @@
-"""Memory for an optimizer's state before that state arrives: touching it first takes time.
+"""Allocates memory for an optimizer's state before that state arrives, since first touch is slow.
 
-A joiner is handed the optimizer state while the others wait. What it will look like is found out
-beforehand, by a step on parameters of a few numbers.
+The others wait while a joiner receives the state. Its shape is found beforehand, by a step on tiny
+parameters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from evenstep.train.comm.shards import is_sharded
+from evenstep.train.comm.local_shards import is_sharded
 
 log = logging.getLogger("evenstep")
 
@@ -32,7 +32,7 @@ class Preallocation:
                 self._optimizers.append(obj)
 
     def discard(self) -> None:
-        """Nobody is left to hand a state over: start without one."""
+        """No worker is left to hand over a state: start without one."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
 
@@ -54,7 +54,7 @@ def preallocate(optimizer: torch.optim.Optimizer) -> None:
     try:
         twin = copy.deepcopy(optimizer, {id(p): s for p, s in zip(params, small, strict=True)})
         type(optimizer).step(twin)
-    except Exception as e:  # a class of the user's may not allow this: go without
+    except Exception as e:  # the script's own class may not allow this: go without
         log.debug("cannot preallocate the state of %s: %s", type(optimizer).__name__, e)
         return
     for param, its_small in zip(params, small, strict=True):

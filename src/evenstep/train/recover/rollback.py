@@ -9,21 +9,22 @@ import torch
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
+from evenstep.errors import EvenstepError
 from evenstep.train.comm.cards import card_random, set_card_random
 from evenstep.train.recover.flatten import unflatten
 from evenstep.train.recover.state import TrainingState
 from evenstep.train.recover.undo import UndoRegistered, UndoScheduler
 from evenstep.train.step import Step
 
-KNOWN_BATCHES = 1000  # after which a script has shown whether it alternates
+KNOWN_BATCHES = 1000  # after so many, a script has shown whether it alternates
 
 
 class Alternation:
     """Whether batches have a backward pass after an optimizer step, as when training a GAN.
 
     A void step then has to undo an optimizer step, so the whole state is saved before each one.
-    Scripts with several optimizers are assumed to alternate until they have shown for a while that
-    they do not.
+    Scripts with several optimizers are assumed to alternate until they have not done so for a
+    while.
     """
 
     def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -72,8 +73,9 @@ class Rollback:
         self._saved_everything: tuple[bytes, list[torch.Tensor]] | None = None
         self._save_random()
         self._version = 0
+        self._is_overtaken = False  # other workers are ahead of the script
         self.num_unused_before = 0  # batches accumulated when the step at hand began
-        self._counts_before = 0, 0, 0  # reduced steps, who reduced the last one, and other sums
+        self._counts_before = 0, 0, 0  # reduced steps, the last one's generation, other sums
 
     def begin_step(self) -> None:
         """A batch is in hand: save what the forward pass is about to change."""
@@ -95,7 +97,7 @@ class Rollback:
         self.alternation.begin_batch()
 
     def _find_registered(self) -> None:
-        """Optimizers are skipped in a void step; the others have their own ways."""
+        """Find objects that need an undo of their own: optimizers, for one, just do not step."""
         handled = (torch.optim.Optimizer, LRScheduler, GradScaler)
         for name, obj in self._stateful.items():
             if name not in self._registered and not isinstance(obj, handled):
@@ -108,11 +110,11 @@ class Rollback:
 
     def _save_random(self) -> None:
         self._random, self._card_random = torch.get_rng_state(), None
-        if self._device.type == "cuda":  # else not even the placeholder: making it takes 30 us
+        if self._device.type == "cuda":  # else no placeholder either: making it takes 30 us
             self._card_random = card_random(self._device)
 
     def before_optimizer_step(self) -> None:
-        """An optimizer is about to step: save everything if the training step may go on after."""
+        """An optimizer is about to step: save everything if a backward pass may follow."""
         if self.alternation.expected and self._saved_everything is None:
             structure, tensors = self._state.flatten()
             self._saved_everything = structure, [tensor.clone() for tensor in tensors]
@@ -131,8 +133,54 @@ class Rollback:
     def _count_changes(self) -> int:
         return sum(p._version for p in self._params)
 
+    @property
+    def is_past_reduction(self) -> bool:
+        """Whether all workers have reduced the last backward pass of the batch in hand."""
+        step = self._step
+        is_reduced = step.has_batch and step.num_reduced > step.batch.step
+        return is_reduced and not self.alternation.expected
+
     def step_is_void(self) -> None:
-        """From here on, undo what the rest of the loop does to registered objects too."""
+        """Return to where the step at hand began, and undo what the rest of the loop will change.
+
+        Raises if that state is not known any more.
+        """
+        if not self.is_possible:
+            raise EvenstepError(
+                f"step {self._step.number} is void, but an optimizer had already stepped in it "
+                "before its last backward pass, for the first time, and that cannot be undone. "
+                "Resume from the newest checkpoint with evenstep run --resume."
+            )
+        self.restore()
+        self._keep_registered()
+
+    def overtake(self) -> None:
+        """Other workers are ahead of this script: undo what it does until `rejoin`."""
+        self.settle()  # it may be overtaken already, as in a second loop over a past epoch
+        self._is_overtaken = True
+        self.begin_step()
+        self._keep_registered()
+        self._step.overtake()
+
+    def rejoin(self) -> None:
+        """The script has caught up with the others: undo what it did on the way."""
+        if self._is_overtaken:
+            self._is_overtaken = False
+            self._discard()
+            self._step.rejoin()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is anything to undo when the loop's body is over."""
+        return self._is_overtaken or self._step.is_void
+
+    def settle(self) -> None:
+        """The loop's body is over: nothing stays of a void step, its gradients included."""
+        self.rejoin()
+        if self._step.is_void:
+            self._discard()
+
+    def _keep_registered(self) -> None:
         self._find_registered()  # the script may have registered one in this batch
         for undo in self._registered.values():
             undo.step_is_void(self._step.number)
@@ -140,7 +188,7 @@ class Rollback:
     def restore(self) -> None:
         """Return to where the step at hand began; the loop may go on and change it again.
 
-        Gradients of this step alone stay, since the rest of the loop may look at them; `finish`
+        Gradients of this step alone stay, since the rest of the loop may look at them; `settle`
         drops them.
         """
         step = self._step
@@ -162,10 +210,10 @@ class Rollback:
         for undo in self._undoes:
             undo.restore()
         torch.set_rng_state(self._random)
-        set_card_random(self._device, self._card_random)
+        if self._card_random is not None:
+            set_card_random(self._device, self._card_random)
 
-    def finish(self) -> None:
-        """The loop is done with the void step: nothing of it stays, its gradients included."""
+    def _discard(self) -> None:
         self._restore()
         if not self._saved_grads:
             self.drop_gradients()

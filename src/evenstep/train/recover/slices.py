@@ -151,6 +151,6 @@ def flat_views(tensor: torch.Tensor, begin: int, end: int) -> Iterator[torch.Ten
 
 
 def staging_buffers(slices: Sequence[Slice], num: int) -> torch.Tensor:
-    """So many buffers, each large enough for any slice that is not sent in place."""
+    """`num` buffers, each large enough for any slice that is not sent in place."""
     sizes = [s.num_bytes for s in slices if s.in_place is None]
     return torch.zeros(num, max(sizes, default=0), dtype=torch.uint8)

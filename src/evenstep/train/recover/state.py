@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from evenstep.errors import ConfigError
-from evenstep.train.comm.shards import is_sharded, like, local, part_of
+from evenstep.train.comm.local_shards import is_sharded, like, local, part_of
 from evenstep.train.recover.flatten import flatten
 
 Take = Callable[[torch.Tensor], torch.Tensor]
@@ -39,9 +39,9 @@ class TrainingState:
         self.torn = False  # partly overwritten: unusable until `apply` succeeds
 
     def collect(self, *, grads: bool = False, take: Take = local) -> dict[str, Any]:
-        """Everything as one tree, holding the tensors themselves, not copies.
+        """Everything as one tree that holds the tensors themselves, not copies.
 
-        Of tensors that the host's processes shard, what `take` returns: the part that is here.
+        `take` maps a sharded tensor to what to include of it: by default, the local shard.
         """
         tree = {
             "models": {name: dict(_tensors(model, take)) for name, model in self.models.items()},
@@ -104,7 +104,7 @@ class TrainingState:
         self.torn = False
 
     def parts_of(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """A tree of whole tensors, with the parts that belong here of those that are sharded."""
+        """A tree of whole tensors, with those that are sharded here cut to the local shards."""
         models = {
             name: {
                 **tree["models"][name],

@@ -15,7 +15,7 @@ SMALL_BYTES = 1 << 16  # of a state that is copied in every step
 
 
 class UndoScheduler:
-    """A schedule may step anywhere in the loop's body: its small state is kept from the start."""
+    """A scheduler may step anywhere in the loop's body, so its small state is always saved."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self._scheduler = scheduler
@@ -23,7 +23,7 @@ class UndoScheduler:
         self._groups: list[dict[str, Any]] = []
 
     def begin_step(self) -> None:
-        """Keep the state."""
+        """Save the state."""
         self._state = dict(self._scheduler.state_dict())
         self._groups = [
             {name: _copied(value) for name, value in group.items() if name != "params"}
@@ -40,8 +40,8 @@ class UndoScheduler:
 class UndoRegistered:
     """An object with a `state_dict`. A large state is copied only once the step is void.
 
-    Weight averages and the like are updated after the backward pass, so that is early enough; if
-    they were updated before it, that is noticed.
+    Weight averages and the like are updated after the backward pass, so that is early enough. An
+    update before the backward pass is detected.
     """
 
     def __init__(self, name: str, obj: Any) -> None:
@@ -54,7 +54,7 @@ class UndoRegistered:
         self._tensors = [*obj.parameters(), *obj.buffers()] if is_module else []
 
     def begin_step(self) -> None:
-        """Keep the state, or what tells whether it changes."""
+        """Save the state, or a fingerprint that shows whether it changes."""
         self._saved, self._before = None, None
         if self._is_small:
             self._saved = copy.deepcopy(self.obj.state_dict())
@@ -62,7 +62,7 @@ class UndoRegistered:
             self._before = self._fingerprint()
 
     def step_is_void(self, step: int) -> None:
-        """Keep a large state. Raises if the step has changed it already."""
+        """Save a large state. Raises if the step has changed it already."""
         if self._is_small:
             return
         if self._fingerprint() != self._before:
@@ -76,7 +76,7 @@ class UndoRegistered:
     def restore(self) -> None:
         """Return to the state at the beginning of the step, if it was kept."""
         if self._saved is not None:
-            self.obj.load_state_dict(copy.deepcopy(self._saved))  # it may keep what it is given
+            self.obj.load_state_dict(copy.deepcopy(self._saved))  # it may keep a reference
 
     def _fingerprint(self) -> Any:
         if self._tensors:

@@ -52,7 +52,7 @@ class SyncContext:
             )
         if group.is_closed or self.is_void():
             return _void_sums(values)
-        staged = values.to(group.device)  # blocks on this worker's own GPU: not waiting for others
+        staged = values.to(group.device)  # blocks on this worker's own GPU only
         began_s = time.perf_counter()
         try:
             summed = group.sum(staged).to(values.device)
@@ -61,7 +61,7 @@ class SyncContext:
                 raise
             self.on_lost(e)
             return _void_sums(values)
-        if group.device.type == "cpu":  # else the wait is on the GPU, unseen by the host
+        if group.device.type == "cpu":  # else the wait happens on the GPU
             self.on_wait(time.perf_counter() - began_s)
         return summed
 
@@ -113,7 +113,7 @@ class SyncNorm(_BatchNorm):
 
 
 def _void_sums(values: Tensor) -> Tensor:
-    """Any finite numbers that the layers can compute with: the step does not count."""
+    """Any finite statistics that the layers can compute with: the step does not count."""
     return torch.full_like(values, 2.0)
 
 

@@ -16,7 +16,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class AbortHook:
-    """A forward hook that can end the backward pass at its module. Copies of it never do."""
+    """A forward hook that can stop the backward pass at its module. Copies of it do nothing."""
 
     def __init__(self, should_abort: Callable[[], bool] | None = None) -> None:
         self._should_abort = should_abort
@@ -41,7 +41,7 @@ class AbortHook:
 def register_abort_hooks(
     model: torch.nn.Module, should_abort: Callable[[], bool], every_bytes: int
 ) -> list[Any]:
-    """Put a hook behind every so many bytes of parameters. Returns the handles."""
+    """Put a hook behind each stretch of `every_bytes` of parameters. Returns the handles."""
     handles, counted, num_bytes = [], set(), 0
     for module in model.modules():
         for param in module.parameters(recurse=False):

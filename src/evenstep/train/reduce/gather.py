@@ -41,13 +41,13 @@ class FeatureGroup:
         self._context: SyncContext | None = None
 
     def gather(self, rows: Tensor, *, is_weighted: bool) -> Tensor:
-        """The rows of the whole batch. `is_weighted`: workers count for more than their samples."""
+        """The rows of the whole batch. `is_weighted`: losses are weighted by more than samples."""
         if self._world == 1:
             return rows
         batch = self._step.batch
         context = None if self._step.is_void else self._connected()
         if context is None or context.group is None:
-            return place(rows, batch)  # the step is void: any numbers of the right shape will do
+            return place(rows, batch)  # the step is void: any values of the right shape will do
         part = batch.samples / batch.total
         if is_weighted:
             total = context.sum(torch.tensor([batch.weight], dtype=torch.float64), context.group)

@@ -26,33 +26,29 @@ class LossScale:
 
     def __init__(self) -> None:
         self._scalers: list[GradScaler] = []
-        self._has_read = False  # scales on a GPU were read for this roster
+        self._read_in = -1  # the generation for which scales on a GPU were read last
 
     def add(self, obj: Any) -> None:
         """Include an object, if it is a GradScaler."""
         if isinstance(obj, GradScaler) and not self.knows(obj):
             self._scalers.append(obj)
-            self._has_read = False
+            self._read_in = -1
 
     def knows(self, scaler: GradScaler) -> bool:
         """Whether a scaler was added before."""
         return any(scaler is known for known in self._scalers)
 
-    def begin_roster(self) -> None:
-        """The roster has changed: compare again."""
-        self._has_read = False
-
-    def current(self) -> float:
-        """The factor on the loss in this step; UNKNOWN if not used yet, or not read from a GPU."""
+    def current(self, generation: int) -> float:
+        """The scale of the loss in this step; UNKNOWN if not used yet, or not read from a GPU."""
         product = 1.0
         for scaler in self._scalers:
             if not scaler.is_enabled():
                 continue
             scale = scaler._get_scale_async()
-            if scale is None or (scale.device.type != "cpu" and self._has_read):
+            if scale is None or (scale.device.type != "cpu" and self._read_in == generation):
                 return UNKNOWN  # reading it from a GPU blocks the host: once per roster only
             product *= float(scale)
-        self._has_read = True
+        self._read_in = generation
         return product
 
 

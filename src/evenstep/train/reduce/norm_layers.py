@@ -19,37 +19,37 @@ class NormLayers:
 
     def __init__(self, model: torch.nn.Module, *, sync: bool) -> None:
         self._model = model
-        has_any = bool(batch_norm.local_layers(model))
-        self._sync, self._local = has_any and sync, has_any and not sync
+        self.is_any = bool(batch_norm.local_layers(model))
+        self._sync, self._local = self.is_any and sync, self.is_any and not sync
         self._warned = False
-
-    @property
-    def needs_group(self) -> bool:
-        """Whether the layers reduce over a group of their own.
-
-        On the gradients' group, a layer's sums and the buckets' could start in different orders.
-        """
-        return self._sync
 
     def connect(
         self,
-        group: Group,
+        control: Group,
+        make: Callable[[str], Group],
         step: Step,
         on_wait: Callable[[float], None],
         on_lost: Callable[[GroupGoneError], None] | None,
     ) -> None:
-        """Synchronise the layers over a generation's group."""
-        batch_norm.synchronise(
-            self._model, group, lambda: step.batch.weight, on_wait, on_lost, lambda: step.is_void
-        )
+        """Begin a generation: synchronise the layers, or warn once that they are not.
 
-    def warn_if_local(self, rank: int, world: int) -> None:
-        """Warn once, on the leader, when local statistics begin to depend on the shares."""
-        if not self._local or world == 1 or self._warned:
-            return
-        self._warned = True  # on all ranks: a later leader does not repeat it
-        if rank == 0:
-            log.warning("%s", batch_norm.local_stats_warning(batch_norm.local_layers(self._model)))
+        They are synchronised over a group of their own: on the gradients' group, a layer's sums and
+        the buckets' could start in different orders.
+        """
+        if self._sync:
+            batch_norm.synchronise(
+                self._model,
+                make("norm"),
+                lambda: step.batch.weight,
+                on_wait,
+                on_lost,
+                lambda: step.is_void,
+            )
+        elif self._local and control.world > 1 and not self._warned:
+            self._warned = True  # on all ranks: a later leader does not repeat it
+            if control.rank == 0:
+                layers = batch_norm.local_layers(self._model)
+                log.warning("%s", batch_norm.local_stats_warning(layers))
 
     def average(
         self, all_reduce: Callable[[torch.Tensor], torch.Tensor], world: int, share: float

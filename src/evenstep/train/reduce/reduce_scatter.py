@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from evenstep.train.comm.shards import fsdp_modules
+from evenstep.train.comm.local_shards import fsdp_modules
 from evenstep.train.step import Step
 
 
@@ -23,7 +23,7 @@ class WeightedReduceScatter:
 
     def __init__(self, step: Step, size: int) -> None:
         self._step, self._size = step, size
-        self.is_released = False  # then it is FSDP's own, the mean over processes
+        self.is_released = False  # then FSDP's own applies: the mean over processes
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A buffer for FSDP."""
@@ -50,7 +50,7 @@ class WeightedReduceScatter:
 
 
 def weigh_gradients(model: nn.Module, step: Step, size: int) -> Callable[[], None]:
-    """Weigh the gradients of a host's processes by samples. Returns a function that ends it."""
+    """Weight the gradients of a host's processes by samples. Returns a function that undoes it."""
     comm = WeightedReduceScatter(step, size)
     for module in fsdp_modules(model):
         module.set_custom_reduce_scatter(comm)

@@ -27,93 +27,12 @@ from torch.distributed.distributed_c10d import Work
 from evenstep.errors import EvenstepError
 from evenstep.train.comm.group import Group, GroupGoneError, SupersededError
 from evenstep.train.comm.host import ALONE, Host
-from evenstep.train.comm.shards import like, local
 from evenstep.train.comm.transfer import await_closed
+from evenstep.train.reduce.bucket import BUCKET_BYTES, Bucket, holds_exactly, make_buckets
 from evenstep.train.reduce.early_abort import register_abort_hooks
 from evenstep.train.step import Step
 
-FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first reduction starts early
-BUCKET_BYTES = 25 << 20
-EXACT = (torch.float32, torch.float64)  # dtypes that hold the numbers of a pulse exactly
-GONE_S = 0.2  # for an abandoned group to be destroyed: the survivors have closed theirs too
-
-
-class Bucket:
-    """The gradients of some parameters, and optionally a few extra numbers behind them."""
-
-    def __init__(
-        self, params: Sequence[torch.nn.Parameter], device: torch.device, num_extra: int = 0
-    ) -> None:
-        self.params = list(params)
-        sizes, dtype = [local(p).numel() for p in self.params], self.params[0].dtype
-        self._num = sum(sizes) * (2 if dtype.is_complex else 1)  # a complex number is summed as two
-        # On the device where the group reduces: host memory, if GPUs and CPUs train together. With
-        # spare capacity for when more workers join.
-        self._buffer = torch.empty(
-            self._num + 4 * num_extra, dtype=_real_part(dtype), device=device
-        )
-        gradients = self._buffer[: self._num].view(dtype)
-        self.views = list(map(_like, gradients.split(sizes), map(local, self.params)))
-        self.grads = list(map(like, self.views, self.params))  # the same, as parameters have them
-        self.filled: set[int] = set()  # indices of the parameters whose gradients are in
-        self.work: Work | None = None
-        self.lent_to: Group | None = None  # whose all-reduce may still write to it
-        self.reuse(device, num_extra)
-
-    def reuse(self, device: torch.device, num_extra: int) -> bool:
-        """Reuse the buffer with so many extra numbers; False if it is too small or in use."""
-        num = self._num + num_extra
-        if self.is_written_to or self._buffer.device != device or num > len(self._buffer):
-            return False
-        self.lent_to = None
-        self.flat = self._buffer[:num]
-        self.extra = self.flat[self._num :]
-        self.filled.clear()
-        return True
-
-    @property
-    def is_written_to(self) -> bool:
-        """Whether an abandoned all-reduce may still write to it."""
-        return self.lent_to is not None and not self.lent_to.is_gone
-
-    def fill(self, index: int, weight: float) -> None:
-        """Copy a parameter's weighted gradient in; no gradient, or no weight, counts as zero."""
-        view, param = self.views[index], self.params[index]
-        grad = param.grad
-        if grad is None or weight == 0:
-            view.zero_()  # not a product: a stand-in's gradient may be NaN
-        elif grad.device == view.device:
-            torch.mul(local(grad), weight, out=view)
-        else:
-            view.copy_(local(grad)).mul_(weight)
-        if grad is not None and grad.device == view.device:
-            param.grad = self.grads[index]  # frees autograd's copy now, not all of them at the end
-        self.filled.add(index)  # last: another device's thread may be about to start the all-reduce
-
-    def fill_up(self, weight: float) -> None:
-        """Fill in the parameters that this pass did not reach, with gradients of earlier ones."""
-        for index in range(len(self.params)):
-            if index not in self.filled:
-                self.fill(index, weight)
-
-    def squared_norm(self) -> float:
-        """The squared norm of all gradients in the buffer."""
-        gradients = self.flat[: self._num]
-        return float(torch.dot(gradients, gradients))
-
-    def hand_out(self, scale: float, used: Sequence[bool]) -> None:
-        """Give the parameters their reduced gradients; None where no worker used a parameter."""
-        if scale != 1.0:
-            self.flat.mul_(scale)
-        for param, grad, is_used in zip(self.params, self.grads, used, strict=True):
-            if not is_used:
-                param.grad = None
-            elif param.device == grad.device:
-                param.grad = grad  # no copy: the buffer is the gradient until the next pass
-            else:
-                param.grad = grad.to(param.device)
-        self.filled.clear()
-        self.work, self.lent_to = None, None
+GONE_S = 0.2  # for an abandoned group to be destroyed: the other survivors close theirs too
 
 
 class Pass:
@@ -170,7 +89,7 @@ class Reducer:
 
     @property
     def _weight(self) -> float:
-        """Of this worker's mean gradient; the weights of all workers add up to 1."""
+        """The weight of this worker's mean gradient; those of all workers add up to 1."""
         return self._step.batch.weight / self._step.batch.total
 
     def give_up_if(self, superseded: Callable[[], str], model: torch.nn.Module) -> None:
@@ -189,7 +108,7 @@ class Reducer:
         return is_void or bool(self._given_up)
 
     def regroup(self, group: Group, control: Group, pulse: int) -> None:
-        """Reduce over another group, with a pulse of so many numbers beside the flags.
+        """Reduce over another group, with a pulse of `pulse` numbers beside the flags.
 
         Buffers to which an abandoned all-reduce may still write are replaced. A pulse that no
         bucket can hold is reduced over `control`.
@@ -201,27 +120,16 @@ class Reducer:
         if group.world > 1:
             if any(bucket.is_written_to for bucket in before):
                 await_closed(GONE_S)
-            parts = _into_buckets(self._params)
-            last = parts[-1][0]
-            has_pulse = _real_part(last.dtype) in EXACT and group.device.type == "cpu"
-            pulse_size = pulse + len(self._params) if has_pulse else 0
-            for i, params in enumerate(parts):
-                num_extra = pulse_size if i == len(parts) - 1 else 0
-                bucket = before[i] if before else None
-                if bucket is None or not bucket.reuse(group.device, num_extra):
-                    bucket = Bucket(params, group.device, num_extra)
-                self.buckets.append(bucket)
+            has_pulse = holds_exactly(self._params) and group.device.type == "cpu"
+            num_extra = pulse + len(self._params) if has_pulse else 0
+            self.buckets = make_buckets(self._params, group.device, num_extra, before)
         self._index_of = {p: (b, i) for b in self.buckets for i, p in enumerate(b.params)}
 
     def warm_up(self, pulse: int) -> None:
-        """Allocate the buffers before anyone waits for them: touching memory first takes time."""
+        """Allocate the buffers before anyone waits for them: first touch of memory is slow."""
         if all(p.device.type == "cpu" for p in self._params):
-            parts = _into_buckets(self._params)
-            extras = [0] * (len(parts) - 1) + [pulse + len(self._params)]
-            self.buckets = [
-                Bucket(params, params[0].device, num_extra)
-                for params, num_extra in zip(parts, extras, strict=True)
-            ]
+            num_extra = pulse + len(self._params)
+            self.buckets = make_buckets(self._params, torch.device("cpu"), num_extra)
             for bucket in self.buckets:
                 bucket.flat.zero_()
 
@@ -256,7 +164,7 @@ class Reducer:
             )
         bucket.fill(index, self._weight)
         with self._lock:
-            # Another device's thread may have lost the group meanwhile.
+            # Another device's thread may have lost the group in between.
             while not self._step.is_void and self._next < len(self.buckets):
                 bucket = self.buckets[self._next]
                 if len(bucket.filled) < len(bucket.params):
@@ -373,32 +281,3 @@ def _check_gradient(param: torch.Tensor) -> None:
             "which is lost when gradients are reduced over workers. Call backward without "
             "create_graph=True; torch.autograd.grad(loss, ..., create_graph=True) may go before it."
         )
-
-
-def _real_part(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a number's real part."""
-    return dtype.to_real() if dtype.is_complex else dtype
-
-
-def _like(piece: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """A piece of the buffer with the shape and memory layout of a parameter."""
-    dense = torch.empty_like(param, device="meta").stride() == param.stride()  # no gaps, no overlap
-    return piece.as_strided(param.shape, param.stride()) if dense else piece.view(param.shape)
-
-
-def _into_buckets(params: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
-    """Parameters in reverse order, roughly that of their gradients, in buckets of similar size.
-
-    A bucket holds one dtype on one device. The result depends on shapes alone.
-    """
-    buckets: list[list[torch.nn.Parameter]] = []
-    bytes_left, kind = 0, None
-    for param in reversed(params):
-        size = param.numel() * param.element_size()
-        if size > bytes_left or kind != (param.dtype, param.device):
-            bytes_left = BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES
-            kind = (param.dtype, param.device)
-            buckets.append([])
-        buckets[-1].append(param)
-        bytes_left -= size
-    return buckets

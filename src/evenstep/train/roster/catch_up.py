@@ -2,7 +2,7 @@
 
 When a worker dies during an all-reduce, some of the others may have its result and some not. So a
 new generation first compares positions: the highest reduced step wins, and ranks that have it send
-their state to ranks that have not. The same holds for each sum between steps.
+their state to the others. The same holds for each sum between steps.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class NewestState:
 
     position: Position  # of the sources; without `has_state`: no rank has one
     sources: tuple[int, ...]
-    missing_sum: tuple[int, ...]  # sources without the result of the last sum
-    has_gradients: bool  # that no optimizer has used yet: part of the state
+    missing_sum: tuple[int, ...]  # sources that lack the result of the last sum
+    has_gradients: bool  # no optimizer has used them yet, so they are part of the state
 
     def share_last_sum(self, group: Group, result: torch.Tensor) -> torch.Tensor:
-        """Send the last sum to ranks that miss it; `result` is what this rank has, as bytes."""
+        """Send the last sum to ranks that lack it; `result` is what this rank has, as bytes."""
         if not self.missing_sum:
             return result
         root = next(rank for rank in self.sources if rank not in self.missing_sum)
@@ -62,9 +62,9 @@ def compare_positions(group: Group, own: Position, *, has_gradients: bool) -> Ne
     table[group.rank] = torch.tensor((*astuple(own), has_gradients), dtype=torch.float64)
     rows = [tuple(map(int, row)) for row in group.sum(table).tolist()]
     positions = [Position(bool(row[0]), *row[1:-1]) if row[0] else Position() for row in rows]
-    # A step that two generations reduced counts as the later one did: a joiner whose join failed
-    # may have the same step as the others, rounded differently. If no rank has a state, all take
-    # the leader's fresh one.
+    # If two generations reduced a step, the later one's result wins: a joiner whose join failed may
+    # have the same step, rounded differently. If no rank has a state, all take the leader's
+    # fresh one.
     ages = [(p.steps, p.reduced_in) if p.has_state else (-1, -1) for p in positions]
     newest = max(ages)
     sources = tuple(r for r, age in enumerate(ages) if age == newest and newest[0] >= 0) or (0,)
@@ -77,7 +77,7 @@ def compare_positions(group: Group, own: Position, *, has_gradients: bool) -> Ne
 
 
 class CatchUp:
-    """Whether this worker has the run's state, and the last sum, for workers that missed it."""
+    """Knows whether this worker has the run's state, and keeps the last sum for others."""
 
     def __init__(
         self, job: Job, state: TrainingState, rollback: Rollback, saver: CheckpointSaver
@@ -88,7 +88,7 @@ class CatchUp:
         self._last_sum = torch.zeros(0, dtype=torch.uint8)  # its bytes
 
     def preallocate(self) -> None:
-        """Make room for the state that the others will hand over, while they train."""
+        """Allocate memory for the state that the others will hand over, while they train."""
         self._preallocation.make(self._job.stateful.values())
 
     def summed(self, result: torch.Tensor) -> None:
@@ -101,14 +101,14 @@ class CatchUp:
         return self._last_sum.clone().view(like.dtype).view(like.shape)
 
     def forget(self) -> None:
-        """Whatever this worker has will be out of date."""
+        """This worker's state will be out of date."""
         self._has_state, self._job.step.num_sums = False, 0
 
     def run(self, group: Group, resume: str) -> bool:
         """Compare positions and hand over state; all ranks of a new group call it.
 
         Returns whether anyone had a state. `resume` is the newest checkpoint that the coordinator
-        knows of, for when nobody has.
+        knows of, for when no rank has one.
         """
         job, step, state = self._job, self._job.step, self._state
         own = Position(
@@ -123,9 +123,10 @@ class CatchUp:
         if not newest.position.has_state:
             self._start_anew(group.rank, resume)
         behind = [rank for rank in range(group.world) if rank not in newest.sources]
-        state.plain = job.plain_state()
         failpoint("handover")
-        hand_over(group, newest.sources, behind, state, grads=newest.has_gradients)
+        if behind:
+            state.plain = job.plain_state()
+            hand_over(group, newest.sources, behind, state, grads=newest.has_gradients)
         if group.rank in behind:
             if not newest.has_gradients:
                 self._rollback.drop_gradients()
@@ -139,7 +140,7 @@ class CatchUp:
         return newest.position.has_state
 
     def _start_anew(self, rank: int, resume: str) -> None:
-        """Nobody has a state: the leader's fresh one, or that of a checkpoint, is handed out."""
+        """No rank has a state: start from the leader's fresh one, or from a checkpoint."""
         self._preallocation.discard()
         if rank != 0:
             return

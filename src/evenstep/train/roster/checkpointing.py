@@ -1,4 +1,4 @@
-"""When this worker writes checkpoints, and of which steps."""
+"""When this worker writes checkpoints, and whether it still may."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evenstep.coordinate.term import read_term
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.identity import run_id
 from evenstep.messages import Welcome
-from evenstep.train.comm.shards import reshard, whole
+from evenstep.train.comm.local_shards import reshard, whole
 from evenstep.train.job import Job
 from evenstep.train.recover.checkpoint import Checkpoints
 from evenstep.train.recover.state import TrainingState
@@ -20,7 +20,7 @@ from evenstep.train.roster.control import Control
 
 log = logging.getLogger("evenstep")
 
-NEWS_S = 30.0  # for the announcement of a generation that the folder knows of to arrive
+NEWS_S = 30.0  # for a generation that the folder names to be announced to this worker
 
 
 class NotOursError(EvenstepError):
@@ -43,12 +43,17 @@ class CheckpointSaver:
         self._job, self._state, self._checkpoints = job, state, checkpoints
         self._every_s = every_s
         self._saved_s, self._saved_step = time.monotonic(), -1
-        self.is_active = False  # it is this worker that writes them
+        self.is_active = False  # this is the worker that writes them
 
     @property
     def sees_folder(self) -> bool:
         """Whether this worker can write checkpoints to the run's folder."""
         return self._checkpoints is not None
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether this worker's state is a mixture of two, since a handover was interrupted."""
+        return self._state.torn
 
     def set_active(self, active: bool) -> None:
         """A generation begins. A new writer counts from the previous writer's last checkpoint."""
@@ -79,8 +84,7 @@ class CheckpointSaver:
     @property
     def is_due(self) -> bool:
         """Whether the last checkpoint is old enough for the next one."""
-        due = bool(self._every_s) and time.monotonic() - self._saved_s > self._every_s
-        return self.is_active and due
+        return bool(self._every_s) and time.monotonic() - self._saved_s > self._every_s
 
     def save(self, *, wait: bool = False) -> None:
         """Write a checkpoint of the committed steps; never while gradients accumulate."""
@@ -93,7 +97,7 @@ class CheckpointSaver:
         if self._job.host.is_first:
             self._checkpoints.save(step.number, self._state)
         else:
-            self._state.flatten(take=whole)  # takes part in making sharded tensors whole
+            self._state.flatten(take=whole)  # takes part in gathering sharded tensors
         if wait:
             self._checkpoints.close()
 
@@ -117,7 +121,7 @@ class CheckpointSaver:
 
 
 class RunFence:
-    """Keeps workers out of a run folder that is not their run's, or not theirs any more."""
+    """Keeps a worker from writing to the folder of another run, or of a run that dropped it."""
 
     def __init__(self, folder: Path, token: str, control: Control) -> None:
         self._folder, self._token, self._control = folder, token, control

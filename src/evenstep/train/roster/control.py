@@ -1,4 +1,4 @@
-"""A worker's connection to the coordinator: two threads, for which training never waits.
+"""A worker's connection to the coordinator: two threads that training never waits for.
 
 Incoming messages are stored until the training thread reads them; outgoing ones are dropped while
 there is no connection. After a lost connection the worker reconnects until its lease is over, and
@@ -24,12 +24,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from evenstep.coordinate.client import (
-    RETRY_S,
     StrangerError,
     await_coordinator,
     connect,
     handshake,
     reaching,
+    retry_pauses,
 )
 from evenstep.coordinate.run_folder import address_from_here
 from evenstep.errors import EvenstepError
@@ -58,18 +58,22 @@ from evenstep.messages import (
 )
 from evenstep.train.comm.host import ALONE, Host
 from evenstep.train.roster.links import Links
-from evenstep.train.roster.relay import Relay, follow
+from evenstep.train.roster.relay import HostRelay, follow
 from evenstep.wire import MAX_BYTES
 
 log = logging.getLogger("evenstep")
 
 DIAL_S = 5.0  # for one attempt
 MAX_QUEUED = 1000  # outgoing messages
-MOST_QUOTED = 200  # letters of what a stranger says
+MOST_QUOTED = 200  # characters of a stranger's message
 
 
 class NotWelcomeError(EvenstepError, ConnectionError):
-    """The coordinator refuses this worker."""
+    """The coordinator refuses this worker. `trained`: as the run has been trained to the end."""
+
+    def __init__(self, why: str, *, trained: bool = False) -> None:
+        super().__init__(why)
+        self.trained = trained
 
 
 class Control:
@@ -83,13 +87,13 @@ class Control:
         self, where: CoordinatorAddress, progress: Callable[[], Alive], host: Host = ALONE
     ) -> None:
         self._where, self._progress, self._host = where, progress, host
-        self._relay: Relay | None = None
+        self._relay: HostRelay | None = None
         self._links = Links(where.address, where.token, self.send)
         self._lock = threading.Condition()
         self._socket: socket.socket | None = None
         # A SimpleQueue is reentrant: a signal handler may interrupt a `put` with one of its own.
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        # What a restarted coordinator must know, by kind, or by the key of what was published.
+        # What a restarted coordinator must be told, by message type or by published key.
         self._to_resend: dict[type | tuple[int, str], bytes] = {}
         self._published: dict[tuple[int, str], bytes] = {}  # by generation and key
         self.generations: dict[int, Generation] = {}
@@ -100,16 +104,17 @@ class Control:
         self.sees_folder = False  # this worker can write checkpoints to the run folder
         self.paused = ""
         self.goodbye: str | None = None
+        self.trained = False  # the run, to its end, by the coordinator's last word
         self._closed = False
         # When each unanswered heartbeat was sent. The lease counts from then, not from the answer,
         # which may have been delayed: so it never ends later than the coordinator thinks.
         self._asked_s: deque[float] = deque()
         self._leased_s = time.monotonic()
-        self.welcome = await_coordinator(self._dial)
+        self.welcome = await_coordinator(self._dial, where.wait_s)
         self._leased_s += self.welcome.lease_s
         self._every_s = min(1.0, self.welcome.lease_s / 10)
         if host.is_first and host.links:
-            self._relay = Relay(host.links, self.welcome, self.publish, self.send)
+            self._relay = HostRelay(host.links, self.welcome, self.publish, self.send)
         self._threads = [
             threading.Thread(target=run, name=f"evenstep-control-{name}", daemon=True)
             for name, run in (("in", self._read), ("out", self._write))
@@ -141,21 +146,24 @@ class Control:
         line = from_client.encode(message)
         if isinstance(message, Ready | Leaving | Stuck):
             self._to_resend[type(message)] = line
+        self._enqueue(line)
+
+    def _enqueue(self, line: bytes) -> None:
         if self._outbox.qsize() < MAX_QUEUED:
             self._outbox.put(line)
         else:
-            log.debug("the coordinator does not read: dropped %s", type(message).__name__)
+            log.debug("the coordinator does not read: dropped %r", line[:MOST_QUOTED])
 
     def publish(self, generation: int, key: str, value: bytes) -> None:
         """Pass a value on to the other workers of a generation."""
-        message = Publish(generation=generation, key=key, value=value)
+        line = from_client.encode(Publish(generation=generation, key=key, value=value))
         with self._lock:
             self._published[generation, key] = value
-            self._to_resend[generation, key] = from_client.encode(message)
-        self.send(message)
+            self._to_resend[generation, key] = line
+        self._enqueue(line)
 
     def published(self, generation: int, key: str) -> bytes | None:
-        """What any worker of a generation has published under a key; None: nothing yet."""
+        """What a worker of a generation has published under a key; None if nothing yet."""
         return self._published.get((generation, key))
 
     def take_plan(self, generation: int) -> NewPlan | None:
@@ -179,7 +187,7 @@ class Control:
             self._lock.wait(seconds)
 
     def expel(self, why: str) -> None:
-        """The run goes on without this worker, though no coordinator could say so."""
+        """The run goes on without this worker, though no coordinator was there to say so."""
         with self._lock:
             self.goodbye = self.goodbye or why
             self._lock.notify_all()
@@ -206,7 +214,7 @@ class Control:
             except (OSError, ValueError) as e:
                 log.debug("the connection to the coordinator broke: %s", e)
             self._drop()
-            warned = ""
+            warned, pauses = "", retry_pauses()
             while not self._closed and self.goodbye is None and not self.lease_over:
                 try:
                     self._dial()
@@ -215,16 +223,16 @@ class Control:
                     break
                 except NotWelcomeError as e:
                     with self._lock:
-                        self.goodbye = str(e)
+                        self.goodbye, self.trained = str(e), e.trained
                         self._lock.notify_all()
                 except StrangerError as e:
                     if str(e) != warned:
                         log.warning("%s This worker goes on training and keeps trying", e)
                     warned = str(e)
-                    self.wait(RETRY_S)
+                    self.wait(next(pauses))
                 except (OSError, ValueError) as e:
                     log.debug("the coordinator does not answer: %s", e)
-                    self.wait(RETRY_S)
+                    self.wait(next(pauses))
             else:
                 return
         self._drop()  # if it was made after `close`
@@ -270,8 +278,8 @@ class Control:
                 case Lease():
                     if self._asked_s:
                         self._leased_s = self._asked_s.popleft() + self.welcome.lease_s
-                case Goodbye(why=why) | Refused(why=why):
-                    self.goodbye = why
+                case Goodbye(why=why, trained=trained) | Refused(why=why, trained=trained):
+                    self.goodbye, self.trained = why, trained
                 case _:
                     pass
             self._lock.notify_all()
@@ -345,7 +353,8 @@ class Control:
                 raise StrangerError(_unproved(where, answer))
             if isinstance(answer, Refused):
                 raise NotWelcomeError(
-                    f"the coordinator at {where} refuses this worker: {answer.why}"
+                    f"the coordinator at {where} refuses this worker: {answer.why}",
+                    trained=answer.trained,
                 )
             there.settimeout(None)
         except BaseException:

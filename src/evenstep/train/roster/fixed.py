@@ -13,15 +13,18 @@ from evenstep.decide.learning_rate import global_batch
 from evenstep.engine import Engine
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.journal import Journal
-from evenstep.launch.environment import StaticRank
+from evenstep.launch.ranks import StaticRank
 from evenstep.messages import ALIKE, differ
+from evenstep.observe.feed import SinkFeed
 from evenstep.strict import build
 from evenstep.train.comm.address import reachable_address
+from evenstep.train.comm.forks import never_freed_in_forks
 from evenstep.train.comm.group import CPU, Group, GroupGoneError, WorkerLostError
 from evenstep.train.comm.model_check import check_models
 from evenstep.train.comm.shared_store import SharedStore
 from evenstep.train.comm.transfer import await_closed
 from evenstep.train.job import Job
+from evenstep.train.plan.figures import LocalFigures
 from evenstep.train.plan.local import LocalPlanner
 from evenstep.train.plan.plans import RankPlan
 from evenstep.train.ports import NoPlanner, Observer, Planner
@@ -34,7 +37,7 @@ from evenstep.types import Worker
 log = logging.getLogger("evenstep")
 
 TIMEOUT_S = 600.0
-CHECK_S = 0.25  # of a wait, before asking the store for failed ranks: rank 0 has to answer
+CHECK_S = 0.25  # between two questions to the store for failed ranks: rank 0 has to answer each
 CLOSE_S = 15.0  # for process groups to be destroyed; on a busy host even milliseconds take long
 
 
@@ -43,7 +46,7 @@ class FixedRoster:
 
     hands_over_state = False
     is_late = is_ending = False
-    generation = 1
+    generation, num_pending = 1, 0
     current = None
 
     def __init__(
@@ -52,8 +55,10 @@ class FixedRoster:
         job: Job,
         *,
         journal: Path | None = None,
+        sinks: SinkFeed | None = None,
         observer: Observer | None = None,
     ) -> None:
+        self._sinks = sinks or SinkFeed()
         self.rank, self.world = place.rank, place.world
         self._job, self._journal, self._observer = job, journal, observer
         self._waits_for_all = place.hosts_store  # at the end
@@ -70,12 +75,12 @@ class FixedRoster:
                 text += "to anyone who reaches them; not encrypted"
                 log.info(text, place.port, self._address)
             self.control = self._make_group("control", CPU)
-        except BaseException as e:  # the session does not exist yet: tell the others here
+        except BaseException as e:  # there is no session yet that would tell the others
             self._shared.publish_failure(e)
             raise
 
     def prepared(self) -> None:
-        """Check that all ranks have the same model, and give all of them the leader's numbers."""
+        """Check that all ranks have the same model, and broadcast the leader's tensors."""
         model = self._job.model
         check_models(self._shared, model.module)
         state = TrainingState({"model": model.module}, {}, {})
@@ -85,7 +90,7 @@ class FixedRoster:
 
     @torch.no_grad()
     def _broadcast(self, tensor: torch.Tensor) -> None:
-        """The leader's numbers on every rank, as bytes: Gloo does not support all dtypes."""
+        """Broadcast the leader's tensor, as bytes: Gloo does not support all dtypes."""
         if self.world == 1 or not tensor.numel():
             return
         dims = TensorSpec.of(tensor).dims
@@ -130,7 +135,9 @@ class FixedRoster:
         engine = Engine(settings)
         if self._journal is not None:
             engine.journal = Journal.create(self._journal, settings)
-        self._planner = planner = LocalPlanner(engine, workers)
+        job = self._job
+        figures = LocalFigures(self._sinks, job.loader.order.length or 0, lambda: job.num_epochs)
+        self._planner = planner = LocalPlanner(engine, workers, figures=figures)
         first, batch = planner.next(0), settings.batch
         if first is None:
             raise EvenstepError(planner.paused)
@@ -160,10 +167,6 @@ class FixedRoster:
         """End the run: a fixed roster cannot go on without a rank."""
         raise error
 
-    def backward_done(self) -> int:
-        """There is one generation."""
-        return 0
-
     def move_on(self, num: int) -> None:
         """There is one generation."""
         raise AssertionError("a fixed roster has one generation")
@@ -174,20 +177,21 @@ class FixedRoster:
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks why the script failed."""
         self._shared.publish_failure(error)
-        # Until all know why: torchrun ends with its first rank, and the store may go with it.
+        # Wait until all know why: torchrun ends with its first rank, and the store may go with it.
         self._waits_for_all = self._waits_for_all or not isinstance(error, WorkerLostError)
 
     def leave(self) -> None:
         """Stop planning; the rank that hosts the store waits for the others."""
-        self._planner.close()
+        self._planner.close(self._job.step)
         self._shared.finish(wait_for_all=self._waits_for_all)
 
     def close(self) -> None:
-        """Destroy the process groups."""
+        """Destroy the process groups, and close the sinks: the other ranks have been let go."""
         groups, self._groups = self._groups, []
         for group in groups:
             group.close()
         await_closed(CLOSE_S)
+        self._sinks.close()
 
     def _make_group(self, name: str, device: torch.device) -> Group:
         group = Group(
@@ -207,4 +211,5 @@ class FixedRoster:
 
 
 def _connect(place: StaticRank) -> Store:
-    return TCPStore(place.address, place.port, None, place.hosts_store, wait_for_workers=False)
+    store = TCPStore(place.address, place.port, None, place.hosts_store, wait_for_workers=False)
+    return never_freed_in_forks(store)

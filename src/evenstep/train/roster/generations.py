@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from evenstep.coordinate.client import UnreachableError
 from evenstep.launch.environment import CoordinatorAddress
-from evenstep.messages import Alive, Generation, Stuck, Welcome
+from evenstep.messages import Alive, Began, Generation, Stuck, Welcome
 from evenstep.train.comm.group import SupersededError
 from evenstep.train.comm.host import ALONE, Host
 from evenstep.train.roster.control import Control, NotWelcomeError
@@ -16,8 +16,8 @@ from evenstep.train.step import Step
 log = logging.getLogger("evenstep")
 
 UNKNOWN_S = 60.0  # a wait to report while the usual step time is unknown
-NUM_STEPS = 10.0  # afterwards: so many steps, or the silence that the run bears
-LEFT, EVICTED = 0, 75  # exit codes: as asked, and "try again later"
+NUM_STEPS = 10.0  # later: one of so many usual steps, or of the run's `silence_s` if that is longer
+TRAINED, LEFT = 0, 75  # exit codes: nothing is left to do, and "the run may go on: join again"
 
 
 class LeftError(SystemExit):
@@ -33,20 +33,23 @@ class GenerationTracker:
 
     def __init__(self, where: CoordinatorAddress, step: Step, host: Host = ALONE) -> None:
         self._step, self._host = step, host
-        self.generation = 0
+        self.generation, self.rank, self.world = 0, 0, 1
         self.has_trained = False  # in this or an earlier generation, since it last was a spare
         self.lease_has_ended = False  # and this worker with it
         self._is_spare = False
         self.waiting = False  # for other workers, or for a generation
         self.saving = False  # the last checkpoint
-        self.interrupt: Callable[[], None] | None = None  # a script that does not let it leave
+        self.interrupt: Callable[[], None] | None = None  # the script, if it keeps this worker
         self._reported_stuck = 0
         self._formed = 0  # the newest generation that has formed, or that this worker rests in
         try:
             self.control = Control(where, self._progress, host)
         except (UnreachableError, NotWelcomeError) as e:
+            if isinstance(e, NotWelcomeError) and e.trained:
+                log.info("nothing is left to do: %s", e)
+                raise LeftError(TRAINED) from None
             log.error("this worker has no part in the run: %s", e)
-            raise LeftError(EVICTED) from None
+            raise LeftError(LEFT) from None
 
     def _progress(self) -> Alive:
         if self.interrupt is not None and self.left_out is not None:
@@ -87,7 +90,7 @@ class GenerationTracker:
 
     @property
     def newest(self) -> int:
-        """The newest generation that makes this one void; of a worker that is in none, any."""
+        """The newest generation that voids this one; if this worker is in none, the newest."""
         return self.control.newest_unplanned if self.generation else self.control.newest
 
     @property
@@ -103,14 +106,23 @@ class GenerationTracker:
             return None
         return newest
 
+    def must_move(self) -> bool:
+        """Whether a generation that takes effect at once was announced; equal on the whole host.
+
+        Raises if this worker is not part of the run any more.
+        """
+        self.check_membership()  # a worker that trains alone never waits, and would not notice
+        return self._host.first_decides(self.newest) > self.generation
+
     def superseded(self) -> str:
-        """Why everything done in this generation is void; empty if it is not."""
+        """Why all work of this generation is void; empty if it is not."""
         newest = self.newest
         return f"generation {newest} replaces {self.generation}" if newest > self.generation else ""
 
     def next(self, planned: int = 0) -> Generation:
         """Wait for the generation to move to: one that takes effect at once, or the planned one."""
-        number = self._host.first_decides(lambda: self._await_next(planned))
+        number = self._await_next(planned) if self._host.is_first else 0
+        number = self._host.first_decides(number)
         while number not in self.control.generations:  # the first process heard of it first
             self.control.wait(0.05)
         return self.control.generations[number]
@@ -130,11 +142,11 @@ class GenerationTracker:
                 log.warning("paused: %s", self.control.paused)
             self.control.wait(0.05)
 
-    def enter(self, generation: Generation) -> tuple[int, int]:
-        """Move to a generation. Returns rank and world."""
+    def enter(self, generation: Generation) -> None:
+        """Move to a generation."""
         self.generation, self._is_spare = generation.number, False
+        self.rank, self.world = generation.roster.index(self.worker), len(generation.roster)
         self.control.forget_before(generation.number)
-        return generation.roster.index(self.worker), len(generation.roster)
 
     def rest(self, generation: Generation) -> None:
         """Become a spare: out of the roster, ready to come back like a joiner."""
@@ -145,13 +157,15 @@ class GenerationTracker:
     def began_training(self) -> None:
         """The generation has formed, and this worker has its state."""
         self.has_trained, self.waiting, self._formed = True, False, self.generation
+        if self.leads:
+            self.control.send(Began(generation=self.generation, step=self._step.number))
 
     def stop_waiting(self) -> None:
         """This worker trains on."""
         self.waiting = False
 
     def check(self, waited_s: float) -> None:
-        """Called while waiting for other workers: raises if waiting on makes no sense."""
+        """Called while waiting for other workers; raises to end the wait."""
         if why := self.superseded():
             raise SupersededError(why)
         self.check_membership()
@@ -171,16 +185,17 @@ class GenerationTracker:
 
     def check_membership(self) -> None:
         """Raise if this worker is not part of the run any more."""
-        if self.control.goodbye is not None and self._is_spare:
-            log.info("%s, a spare, leaves the run: %s", self.worker, self.control.goodbye)
+        goodbye, trained = self.control.goodbye, self.control.trained
+        if goodbye is not None and (self._is_spare or trained):
+            log.info("%s leaves the run: %s", self.worker, goodbye)
+            raise LeftError(TRAINED if trained else LEFT)
+        if goodbye is not None:
+            log.error("this worker is no longer part of the run: %s", goodbye)
             raise LeftError(LEFT)
-        if self.control.goodbye is not None:
-            log.error("this worker is no longer part of the run: %s", self.control.goodbye)
-            raise LeftError(EVICTED)
         if self.control.lease_over:
             self.lease_has_ended = True
-            log.error("no word from the coordinator for %g s", self.welcome.lease_s)
-            raise LeaseOverError(EVICTED)
+            log.error("no word from the coordinator for %g s: lease over", self.welcome.lease_s)
+            raise LeaseOverError(LEFT)
 
 
 def leave_message(worker: str, step: int, generation: Generation) -> str:

@@ -21,7 +21,7 @@ RETRY_S = 0.05  # after a connection that was not accepted
 
 
 class Links:
-    """Where this worker listens for others, and whom it reaches. `send` must not block."""
+    """Listens for other workers, and tests which ones it can reach. `send` must not block."""
 
     def __init__(self, address: str, token: str, send: Callable[[FromClient], None]) -> None:
         # The user's choice of interface: Gloo knows its address.
@@ -46,7 +46,7 @@ class Links:
     def _listen(self, asked: Listen, worker: str) -> None:
         until_s = time.monotonic() + asked.seconds
         try:
-            if not self._address:  # that would be all addresses
+            if not self._address:  # would bind all addresses
                 raise OSError
             family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
             listener = socket.create_server((self._address, 0), family=family)
@@ -88,10 +88,10 @@ class Links:
 
 
 async def _connects(host: str, port: int, expected: bytes, within_s: float) -> bool:
-    """Whether the worker that is expected answers there within some time.
+    """Whether the expected worker answers at an address in time.
 
-    A refusal is not the last word: a process that has just ended refuses too, and the coordinator
-    must have the time to learn of that.
+    A refused connection is retried: the worker may have just ended, and the coordinator needs time
+    to learn of that.
     """
     try:
         async with asyncio.timeout(within_s):
@@ -107,7 +107,7 @@ async def _connects(host: str, port: int, expected: bytes, within_s: float) -> b
         async with asyncio.timeout(within_s):
             return await reader.readexactly(len(expected)) == expected
     except TimeoutError:
-        return True  # packets go both ways; its threads are busy
+        return True  # connected, so packets go both ways; its threads are just busy
     except (OSError, EOFError):
         return False
     finally:

@@ -1,8 +1,8 @@
-"""Between the coordinator and the processes of a host that are one worker together.
+"""Relays messages between the coordinator and the processes of a host that are one worker.
 
-The first process has the connection. It passes on to the others what they need to hear at any time:
-generations, what other workers publish, and that the lease goes on. From them it passes on
-what they publish, and that they were told to leave; the rest is said by the first process already.
+The first process holds the connection. To the others it passes on generations, what other workers
+publish, and renewals of the lease. From them it passes on what they publish, and SIGTERM notices;
+everything else it tells the coordinator itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evenstep.wire import MAX_BYTES
 PASSED_ON = Generation | Published | Lease | Paused
 
 
-class Relay:
+class HostRelay:
     """On the first process of a host."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Relay:
             ).start()
 
     def pass_on(self, message: ToClient) -> None:
-        """Tell the other processes what the coordinator says."""
+        """Pass a message of the coordinator on to the other processes."""
         if isinstance(message, PASSED_ON):
             self._send(message)
 

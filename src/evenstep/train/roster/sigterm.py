@@ -36,8 +36,8 @@ class SigtermNotice:
 class ScriptInterrupt:
     """Calls `leave` in the main thread, also if the script sleeps, but only in the script's code.
 
-    Within evenstep, whose state may be half changed, it does nothing: waits there end by
-    themselves. The signal is one that is ignored by default, so it is harmless when it comes late.
+    Within evenstep, whose state may be inconsistent, it does nothing: waits there end by
+    themselves. SIGURG is ignored by default, so it is harmless if it comes late.
     """
 
     def __init__(self, leave: Callable[[], None]) -> None:

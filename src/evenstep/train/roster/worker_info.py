@@ -1,4 +1,4 @@
-"""What a worker tells the others about itself and its script before it trains."""
+"""What a worker reports about itself and its script before it trains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evenstep.train.reduce.loss_scale import disabled_scaler_names
 
 
 def worker_facts(job: Job) -> dict[str, Any]:
-    """What the brain has to know about this worker."""
+    """Facts about this worker for the brain."""
     loader, options = job.loader, job.options
     cores = len(os.sched_getaffinity(0))
     device = job.model.device if job.has_model else torch.device("cpu")

@@ -1,7 +1,7 @@
-"""Tensors of which each process of a host holds a shard (DTensor): the part that is here.
+"""The local shards of tensors that a host's processes share (DTensor).
 
-Everything that evenstep does with a model's numbers it does to the shard that is here: every
-process of a host has a counterpart on each other host, with the same shard.
+Evenstep only ever works on the local shard of a parameter: every process of a host has a
+counterpart on each other host that holds the same shard.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import nn
 
 
 def loaded(module: str, name: str) -> Any:
-    """A class, for `isinstance`, if its module is imported: importing it takes a while."""
+    """A class for `isinstance`, if its module is loaded already: importing it is slow."""
     return getattr(sys.modules.get(module), name, ())
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether only a part of this tensor is in this process."""
+    """Whether this process holds only a shard of the tensor."""
     return isinstance(tensor, loaded("torch.distributed.tensor", "DTensor"))
 
 
@@ -30,13 +30,13 @@ def fsdp_modules(model: nn.Module) -> list[Any]:
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """The part of a tensor that is here, without a copy; of a tensor that is whole, all of it."""
+    """The local shard of a tensor, without a copy; a tensor that is not sharded, as it is."""
     here: torch.Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor
     return here
 
 
 def like(part: torch.Tensor, tensor: Any) -> torch.Tensor:
-    """A part as a tensor that is sharded as another one is, without a copy."""
+    """A local shard as a tensor sharded like another one, without a copy."""
     if not is_sharded(tensor):
         return part
     from torch.distributed.tensor import DTensor
@@ -52,13 +52,13 @@ def like(part: torch.Tensor, tensor: Any) -> torch.Tensor:
 
 
 def whole(tensor: Any) -> torch.Tensor:
-    """All of a tensor; all processes of the host call it."""
+    """The whole tensor, gathered; all processes of the host call it."""
     result: torch.Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
     return result
 
 
 def part_of(whole_tensor: torch.Tensor, tensor: Any) -> torch.Tensor:
-    """The part of a whole tensor that belongs here, if it is sharded as another one is."""
+    """The local shard of a whole tensor, if it is sharded like another one."""
     if not is_sharded(tensor) or whole_tensor.shape != tensor.shape:
         return whole_tensor
     from torch.distributed.tensor import distribute_tensor
@@ -68,6 +68,6 @@ def part_of(whole_tensor: torch.Tensor, tensor: Any) -> torch.Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the whole parameters that a forward pass has left: the shards are what counts."""
+    """Free the unsharded parameters that a forward pass left behind."""
     for module in fsdp_modules(model):
         module.reshard()

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from evenstep.errors import ConfigError
-from evenstep.train.data.shards import TarShards
 from evenstep.train.data.stream import Stream
+from evenstep.train.data.tar_shards import TarShards
 from evenstep.train.session import Session
 from tests.train.ranks import run_ranks
 from tests.train.test_data import together, train

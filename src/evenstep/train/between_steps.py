@@ -1,0 +1,90 @@
+"""What all workers do together between steps: sums, evaluation, and the end of an epoch."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from evenstep.errors import EvenstepError
+from evenstep.train.data.evaluation import PartSampler
+from evenstep.train.data.order import rank_ranges
+from evenstep.train.job import Job
+from evenstep.train.ports import Roster
+from evenstep.train.wrong_use import check_not_sharded_since
+
+
+class BetweenSteps:
+    """The loop over the loader may have been left, by `break` say: its last step ends here."""
+
+    def __init__(self, job: Job, roster: Roster) -> None:
+        self._job, self._roster = job, roster
+        self.is_closed = False
+
+    def check_open(self, what: str) -> None:
+        """Raise if the session is closed: this call needs all workers."""
+        if self.is_closed:
+            raise EvenstepError(
+                f"{what} was used after the session was closed: the other workers do not take part "
+                "any more. Use it inside of `with evenstep.join() as session`."
+            )
+
+    def begin_loop(self) -> None:
+        """A loop over the loader begins."""
+        self.check_open("session.loader")
+        if self._job.has_model and not self._job.host.is_shared:
+            check_not_sharded_since(self._job.model.module)
+
+    def leave_loop(self) -> bool:
+        """If the loop over the loader was left, end its last step, and settle as after any step."""
+        step = self._job.step
+        if not step.is_left or not self._job.has_loader:
+            return False
+        was_step = step.is_void or step.is_done
+        self._job.loader.leave()
+        if was_step:
+            self._roster.settle(in_loop=False)
+        return True
+
+    def sum(self, value: torch.Tensor | float) -> torch.Tensor:
+        """The sum of a value over all workers."""
+        self.check_open("session.sum")
+        self._roster.enter()
+        self.leave_loop()
+        tensor = torch.as_tensor(value).detach()
+        mine = tensor.to("cpu", copy=True)  # from a GPU, this waits for its work
+        began_s = time.perf_counter()
+        summed = self._roster.sum(mine)
+        if self._job.has_model:
+            self._job.model.meter.waited(time.perf_counter() - began_s)
+        return summed.to(tensor.device)
+
+    def part_sampler(self, length: int, *, shuffle: bool) -> PartSampler:
+        """Samples this worker's part of so many."""
+        return PartSampler(length, self._begin_evaluation, self._part_of, shuffle=shuffle)
+
+    def _begin_evaluation(self) -> None:
+        """Be in a generation, with running statistics averaged even if a loop was left."""
+        self._roster.enter()
+        step = self._job.step
+        is_done = step.has_batch and step.is_done
+        if self.leave_loop() or (is_done and self._job.loader.is_last):
+            self._average_norms()
+
+    def _part_of(self, length: int) -> tuple[int, int]:
+        """The begin and end of this worker's part of a dataset."""
+        if self._roster.is_late:
+            return 0, length
+        plans = self._job.plans
+        shares = plans.newest.shares if plans else (1,) * self._roster.world
+        return rank_ranges(length, shares)[self._roster.rank]
+
+    def end_epoch(self) -> None:
+        """All steps of an epoch are taken."""
+        self._roster.finish_epoch()
+        self._average_norms()
+
+    def _average_norms(self) -> None:
+        job, roster = self._job, self._roster
+        share = float(job.plans.shares_at(job.step.number - 1)[roster.rank])
+        job.model.norms.average(roster.sum, roster.world, share)

@@ -1,0 +1,51 @@
+"""What adapters need of a session: a framework owns their loop, and counts in it."""
+
+from __future__ import annotations
+
+from evenstep.train.between_steps import BetweenSteps
+from evenstep.train.job import Job
+from evenstep.train.ports import Roster
+
+
+class FrameworkLoop:
+    """`session.framework`: where a loop begins and ends, and numbers of its batches."""
+
+    def __init__(self, job: Job, roster: Roster, between: BetweenSteps) -> None:
+        self._job, self._roster, self._between = job, roster, between
+
+    def enter(self) -> None:
+        """Join the others now, and take over the run's state, instead of with the first batch."""
+        self._between.check_open("session.framework.enter")
+        self._roster.enter()
+
+    def finish(self) -> None:
+        """Training is over, on all workers: write the last checkpoint.
+
+        `session.epochs` does so at its end. To be called by other loops before they change the
+        model, to that of their best epoch say.
+        """
+        self._between.sum(0.0)  # nobody goes on before all have the last step
+        self._job.loader.end_loop()
+        self._roster.trained()
+
+    @property
+    def share(self) -> float:
+        """This worker's part of the batch at hand, by samples: what its mean gradient counts."""
+        batch = self._job.step.batch
+        return batch.samples / batch.total
+
+    def count(self, items: float, loss: float) -> None:
+        """Before `backward`: what this worker's share has of items, such as tokens, and of loss.
+
+        Both are added up over all workers along with the gradients; `counts` has the sums.
+        """
+        self._job.step.own_counts = items, loss
+
+    @property
+    def counts(self) -> tuple[float, float] | None:
+        """Items and loss of the batch at hand over all workers, once its gradients are reduced.
+
+        None on a worker that took over the state of others instead of reducing them.
+        """
+        reports = self._job.step.reports
+        return (sum(r.items for r in reports), sum(r.loss for r in reports)) if reports else None
