@@ -197,7 +197,7 @@ class FakeWorker(Line):
             self.close()
             try:
                 return self._dial(self.id, self.number)
-            except OSError:
+            except (OSError, EOFError):  # EOF: the one that dies took the connection still
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(0.05)

@@ -57,7 +57,7 @@ class History:
     def __init__(self, folder: Path, first: int, second: int) -> None:
         self.num_launched = first % 4
         self.log: list[str] = []
-        terms = replace(TERMS, spares=first // 4 % 3)
+        terms = replace(TERMS, spares=first // 4 % 3, awaits_joiners=self.num_launched == 0)
         self.net = Network(folder, terms, num_steps=8 + second % 16)
         self.net.start(self.num_launched)
         for _ in range(second // 16 % 4):

@@ -59,7 +59,7 @@ from evenstep.types import Launch, StepReport, WorkerId
 from tests.coordinate.driven import Driven
 from tests.coordinate.fake import ready
 
-LEFT, REFUSED, EVICTED, KILLED = 0, 1, 75, -9  # exit codes
+DONE, REFUSED, LEFT, KILLED = 0, 1, 75, -9  # exit codes
 FIRST_WAIT_S = 60.0  # a wait to report before the first step
 GOODBYE_S = 10.0  # for the coordinator's answer when a worker is done
 READY = ready()
@@ -274,7 +274,7 @@ class Worker:
         if self.done_s is not None:
             late = self.net.now_s - self.done_s > GOODBYE_S
             if self.goodbye or late or self.connection is None:
-                self.exit(LEFT)
+                self.exit(DONE)
             return not self.alive
         if self.sums is None and not self.forming:
             return self._settle()
@@ -287,7 +287,7 @@ class Worker:
         if self.goodbye or self.lease_over:
             if self.lease_over and self.generation:
                 self._save_last(self.told.get(self.generation))
-            self.exit(LEFT if self.goodbye and self.rests else EVICTED)
+            self.exit(LEFT)
         return not self.alive
 
     def _settle(self) -> bool:
@@ -326,7 +326,7 @@ class Worker:
             return
         if self.id not in told.roster:
             self._save_last(told)
-            self.exit(LEFT if told.planned else EVICTED)
+            self.exit(LEFT)
             return
         self.generation, self.rests = number, False
         for about in [about for about in self.to_resend if isinstance(about, int)]:
@@ -484,8 +484,8 @@ class Network(Driven):
             case HangUp(worker=name):
                 if (connection := self.served.pop(name, None)) is not None:
                     connection.down.append(CLOSED)
-            case MarkStopping():
-                self.stopping = True
+            case MarkStopping(stopping=stopping):
+                self.stopping = stopping
             case EndRun():
                 pass
 

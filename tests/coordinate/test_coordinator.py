@@ -789,17 +789,30 @@ def test_a_worker_that_does_not_come_up_in_time_is_given_up(make: Make) -> None:
 
 
 def report_step(
-    world: World, leader: SimWorker, seconds: float, quiet: Steps | None = None
+    world: World,
+    leader: SimWorker,
+    seconds: float,
+    quiet: Steps | None = None,
+    earlier: Steps | None = None,
 ) -> None:
     """The leader's word of a step, and of quiet ones before it, after the time that they took."""
-    quiet = quiet or Steps()
+    quiet, earlier = quiet or Steps(), earlier or Steps()
     shares = leader.told[leader.generation].shares
     reports = tuple(map(StepReport, roster(world), shares, [seconds] * len(shares)))
     world.now_s += quiet.seconds + seconds
     world.step += quiet.num + 1
     number, step = leader.generation, world.step
-    told = Stepped(generation=number, step=step, seconds=seconds, reports=reports, quiet=quiet)
-    world.say(leader, told)
+    world.say(
+        leader,
+        Stepped(
+            generation=number,
+            step=step,
+            seconds=seconds,
+            reports=reports,
+            quiet=quiet,
+            earlier=earlier,
+        ),
+    )
 
 
 def test_status_shows_the_throughput_of_the_last_steps_with_quiet_ones(make: Make) -> None:
@@ -819,6 +832,7 @@ def test_status_shows_no_throughput_of_other_workers(make: Make) -> None:
     world.die(other)
     assert status(world)["samples_per_s"] == 0.0
     world.enter()
-    # Samples of the generation before come without their time.
-    report_step(world, leader, 0.64, Steps(num=1, seconds=0.64, samples=101 * 64))
+    before = Steps(num=100, seconds=6.4, samples=100 * 64)
+    quiet = Steps(num=1, seconds=0.64, samples=64 + before.samples)
+    report_step(world, leader, 0.64, quiet, before)
     assert status(world)["samples_per_s"] == 100.0

@@ -107,13 +107,33 @@ def test_a_newcomer_that_the_others_cannot_reach_is_left_out_and_nobody_waits(ma
     world.holds_answers = True
     c = world.join()
     world.apart.add(c.id)
-    for _ in range(3):
+    for _ in range(5):  # two tests of two rounds each
         world.answer()
         assert world.take_step()
     assert world.announced[-1] == before, "no generation with it was ever announced"
     (refused,) = heard(c, Refused)
     assert refused.why.startswith(f"it and {a.id}, {b.id} cannot connect to each other")
     assert not c.connected
+
+
+def test_a_newcomer_is_not_blamed_for_a_worker_that_died_while_it_connected(make: Make) -> None:
+    world = make()
+    a, b = training(world, 2)
+    world.holds_answers = True
+    c = world.join()
+    world.answer()  # all listen
+    a.frozen = True  # killed, and the coordinator does not know it yet
+    world.apart.add(a.id)
+    world.answer()  # c cannot connect to a
+    assert c.connected
+    a.frozen = False
+    world.die(a)
+    world.holds_answers = False
+    world.answer()
+    world.settle(8)
+    assert roster(world) == (b.id, c.id)
+    assert not heard(c, Refused)
+    assert world.state.members[c.id].num_failed_tests == 0, "it counts failures in a row"
 
 
 def test_of_several_newcomers_only_the_one_that_cannot_be_reached_is_left_out(make: Make) -> None:

@@ -182,6 +182,7 @@ def test_a_worker_that_says_only_nonsense_is_dropped(run: Hosted) -> None:
         assert still_answers(other)
 
 
+@pytest.mark.long
 def test_a_worker_that_does_not_read_is_dropped_and_holds_nobody_up(
     run: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,10 +245,11 @@ def test_what_a_worker_says_wrongly_changes_nothing(run: Hosted) -> None:
     with run.worker() as worker:
         worker.enter()
         before = run.ask("status")
+        del before["at_s"]
         untrue = Stepped(generation=1, step=0, seconds=0.0, reports=())
         with pytest.raises(InvalidInputError):
             run.inside(lambda: run.service.handle(Heard(worker="w0", message=untrue)))
-        assert run.ask("status") == before
+        assert before.items() <= run.ask("status").items()
 
 
 def test_a_worker_that_floods_is_read_slowly_and_harms_nobody(

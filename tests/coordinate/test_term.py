@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import msgspec
 import pytest
+from bench.testbed.disk import small_disk
 from msgspec.structs import replace
 
 from evenstep.coordinate.events import Terms
@@ -45,6 +50,39 @@ def test_each_coordinator_has_a_term_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(TermOverError):
         first.move_fence(9)
     assert read_term(tmp_path).fence == (0, 0)
+
+
+def test_a_run_on_a_full_disk_is_taken_over_once_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    try:
+        stack = ExitStack()
+        disk = stack.enter_context(small_disk(tmp_path / "disk"))
+    except SkipTest as e:
+        pytest.skip(str(e))
+    with stack, ThreadPoolExecutor(1) as pool:
+        first = Claim(disk.path, 10.0)
+        disk.fill()
+        taking = pool.submit(Claim, disk.path, 5.0)
+        while "no room to claim the run (No space left on device)" not in caplog.text:
+            assert not taking.done()
+        first.check()  # nobody has taken it yet
+        disk.free()
+        second = taking.result()
+        assert (second.number, second.lease_before_s) == (2, 10.0)
+        with pytest.raises(TermOverError):
+            first.check()
+
+
+def test_a_new_run_on_a_full_disk_is_refused(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Claim, "_write", full)
+        with pytest.raises(ConfigError, match="cannot be claimed: No space left on device"):
+            Claim(tmp_path, 1.0)
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_what_an_older_coordinator_writes_late_is_written_over(tmp_path: Path) -> None:

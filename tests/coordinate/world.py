@@ -152,8 +152,8 @@ class World(Driven):
                     self.send(worker, message)
             case HangUp(worker=worker):
                 self.hang_up(worker)
-            case MarkStopping():
-                self.stopping = True
+            case MarkStopping(stopping=stopping):
+                self.stopping = stopping
             case EndRun():
                 pass
 

@@ -43,7 +43,7 @@ def announce(d: Draft, generation: Generation) -> None:
     if not generation.planned:
         for member in concerned:
             d.free(member.id)
-    # No leader passes it on to a joiner. A joiner that was deferred may already have begun as far
+    # No leader passes it on to a joiner. A deferred joiner may already have begun as far
     # as it knows, and then obeys only a generation that holds at once.
     joins = {m.id: running is not None and not m.begun for m in concerned}
     d.send(generation, *(w for w, joining in joins.items() if not joining))
@@ -51,7 +51,7 @@ def announce(d: Draft, generation: Generation) -> None:
 
 
 def force(d: Draft) -> None:
-    """A leaver is gone already: the announced change cannot wait for a step's end any more."""
+    """A leaver is gone already: the announced change takes effect at once, not at a step's end."""
     if isinstance(d.phase, st.Changing):
         d.phase = replace(d.phase, leaver_gone_s=None)
         if d.phase.coming.planned:
@@ -59,7 +59,7 @@ def force(d: Draft) -> None:
 
 
 def send_plan(d: Draft, running: Generation, plan: Plan) -> None:
-    """Other shares for the generation that trains, to its leader."""
+    """Send new shares for the present generation to its leader."""
     shares = tuple(plan.shares[w] for w in running.roster)
     message = NewPlan(
         generation=plan.generation, shares=shares, lr_factor=plan.lr_factor, reason=plan.reason
@@ -68,7 +68,7 @@ def send_plan(d: Draft, running: Generation, plan: Plan) -> None:
 
 
 def pause(d: Draft, reason: str) -> None:
-    """The workers wait, state in hand, and spares are called back."""
+    """Pause: the workers keep their state and wait, and spares are called back."""
     assert d.cluster is not None
     d.log(f"paused: {reason}", "warning")
     if d.doubts:
@@ -84,13 +84,13 @@ def pause(d: Draft, reason: str) -> None:
     d.send(Paused(reason=reason), *(m.id for m in training))
     for member in d.in_states(WorkerState.LEFT):
         dismiss(d, member, member.leaves_because)
-    # Below the minimum, call as many as lack; else the batch may need just one more worker.
+    # Below the minimum, call as many as are missing; else the batch may need just one more.
     lacking = max(1, d.cluster.settings.workers.min - len(d.cluster.workers))
     call_spares(d, lacking - len(d.in_states(WorkerState.READY)), reason)
 
 
 def let_go(d: Draft, member: st.RunMember, why: str) -> None:
-    """Drain a worker: at a step's end if it trains, else now."""
+    """Drain a worker: at a step's end if it trains, else at once."""
     idle = (WorkerState.STARTING, WorkerState.READY, WorkerState.SPARE)
     if member.state is WorkerState.TRAINING or member.state in idle:
         d.log(f"draining {member.id}: {why}")
@@ -104,7 +104,7 @@ def dismiss(d: Draft, member: st.RunMember, why: str) -> None:
     """Tell a worker that it may end."""
     d.put(replace(member, state=WorkerState.DISMISSED))
     d.expect_no_more(member.id)
-    d.send(Goodbye(why=why), member.id)
+    d.send(Goodbye(why=why, trained=d.has_trained_to_end), member.id)
 
 
 def launch(d: Draft, num_workers: int, reason: str, kind: str = "") -> None:
@@ -148,7 +148,7 @@ def _new_spares(d: Draft) -> tuple[WorkerId, ...]:
 
 
 def announce_end(d: Draft) -> None:
-    """The end is a change like others: planned, with an empty roster."""
+    """Announce the end: a planned change like any other, to an empty roster."""
     assert isinstance(d.closing, st.Stopping)
     d.closing = replace(d.closing, announced=True, since_s=d.now_s)
     d.effects.append(MarkStopping())
@@ -164,7 +164,7 @@ def announce_end(d: Draft) -> None:
 
 
 def hurry(d: Draft) -> None:
-    """The step in flight will not end: all leave at once."""
+    """The step in flight will not end, so all leave at once."""
     if d.coming is not None and d.coming.planned:
         d.log("the step in flight does not end: all workers leave at once", "warning")
         number, saves = d.coming.number + 1, d.saver(d.roster)
@@ -176,14 +176,17 @@ def settle(d: Draft) -> None:
     if d.ending is not None or d.away:
         return
     training = d.training()
-    if d.stopping:
-        if not training:
+    if d.pausing and d.finishing and not training:
+        d.closing = st.Finishing()
+        end(d, Ending(ok=True, why="trained to the end"))
+    elif d.stopping:
+        if not (training or d.pausing):
             end(d, Ending(ok=True, why=f"stopped: {d.stopping}"))
     elif d.finishing:
-        # A change that was announced and not passed on is not waited for.
+        # Do not wait for a change that was announced but not passed on.
         if not any(d.running is None or d.is_running(m.id) for m in training):
             end(d, Ending(ok=True, why="trained to the end"))
-    elif d.has_launched and not d.expects_workers():
+    elif d.has_launched and not (d.terms.awaits_joiners or d.expects_workers()):
         end(d, Ending(ok=False, why=f"no worker is left; {d.last_loss}"))
 
 

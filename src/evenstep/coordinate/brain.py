@@ -1,33 +1,41 @@
-"""The engine of a run as membership asks it: paced, journalled, restored from its journal."""
+"""The engine of a run, as membership uses it: paced, journalled, restored from its journal."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from evenstep.config import Settings
 from evenstep.coordinate.events import TookOver
 from evenstep.decide.cluster import Cluster
 from evenstep.engine import Engine
 from evenstep.errors import EvenstepError, JournalError, PlanError
-from evenstep.journal import Journal, Records, read
+from evenstep.journal import Journal, Record, Records, read
+from evenstep.observe.tally import Tally
 from evenstep.pace import MeanTimes, Pacer, SkippedSteps
-from evenstep.types import AnyAction, AnyEvent, Joined, Lost, Plan, StepDone, WorkerId
+from evenstep.types import AnyAction, AnyEvent, Joined, Left, Lost, Plan, StepDone, WorkerId
 
 log = logging.getLogger("evenstep")
 
 
 class Damage(NamedTuple):
-    """What a damaged journal has lost."""
+    """What was lost with a damaged journal."""
 
     problem: str
-    num_lines: int  # that are given up
-    num_bytes: int  # likewise
+    num_lines: int  # lines that are given up
+    num_bytes: int  # bytes that are given up
     aside: Path  # the damaged file, kept
+
+
+class Watcher(Protocol):
+    """Follows a run for people."""
+
+    def add(self, record: Record) -> None:
+        """One more record, as it is in the journal."""
 
 
 class Brain:
@@ -46,12 +54,17 @@ class Brain:
         self.num_decided = 0  # events decided on; each is a record of the journal
         self._pace = Pacer()
         self._balances = True
-        self._means, self._tally = MeanTimes(), SkippedSteps()
+        self.tally = Tally()
+        self._watchers: list[Watcher] = [self.tally]
+        self._means, self._skipped = MeanTimes(), SkippedSteps()
+        self._idle_s = 0.0  # of steps without a decision
+        self._undecided: StepDone | None = None  # the last step, if it was skipped
 
     def begin(self, settings: Settings, facts: dict[str, Any]) -> None:
         """Begin a new run."""
         engine = Engine(settings)
         engine.journal = self._open_journal(engine.cluster.settings, {"facts": facts})
+        engine.is_watched = True
         self._engine = engine
 
     def restore(self, path: Path) -> tuple[float, TookOver, Damage | None]:
@@ -71,6 +84,7 @@ class Brain:
                 for record in records:
                     before = engine.cluster
                     engine.handle(record.at_s, record.event)
+                    self._show(record)
                     self.num_decided += 1
                     clock_s = max(clock_s, record.at_s)
                     if engine.cluster.generation > before.generation:
@@ -86,7 +100,7 @@ class Brain:
         except BaseException:
             journal.close()
             raise
-        engine.journal = journal
+        engine.journal, engine.is_watched = journal, True
         self._engine = engine
         took_over = TookOver(
             facts=header.about.get("facts", {}),
@@ -111,12 +125,17 @@ class Brain:
 
         On a step, a mistake of a policy ends balancing, not training.
         """
-        if not isinstance(event, StepDone):
-            return self._put(now_s, event)
+        if isinstance(event, StepDone):
+            return self._balanced(lambda: self._paced(now_s, event))
+        if isinstance(event, Left) and set(self.cluster.roster) <= set(event.workers):
+            self._balanced(lambda: self._put_rest(now_s))
+        return self._put(now_s, event)
+
+    def _balanced(self, decide: Callable[[], tuple[AnyAction, ...]]) -> tuple[AnyAction, ...]:
         if not self._balances:
             return ()
         try:
-            return self._paced(now_s, event)
+            return decide()
         except PlanError as e:
             log.error("the balancer has stopped, shares stay: %s", e)
         except Exception:
@@ -128,29 +147,59 @@ class Brain:
         began_s = self._timer()
         actions = self._begun.handle(now_s, event)
         self.num_decided += 1
+        if self._begun.newest is not None:
+            self._show(self._begun.newest)
         moved = any(isinstance(action, Plan) for action in actions)
         self._pace.decided(self._timer() - began_s, moved=moved)
         return actions
 
+    def watch(self, watcher: Watcher) -> None:
+        """From now on, show it every record; before `restore`, those of the run so far too."""
+        self._watchers.append(watcher)
+
+    def _show(self, record: Record) -> None:
+        """Update what people see of the run. A bug there must not stop anything."""
+        for watcher in tuple(self._watchers):
+            try:
+                watcher.add(record)
+            except Exception:
+                self._watchers.remove(watcher)
+                name = type(watcher).__name__
+                log.exception("%s of the run stays as it is: it could not be kept up", name)
+
+    def _put_rest(self, now_s: float) -> tuple[AnyAction, ...]:
+        """Training is over: no other step will carry the totals of those that were skipped."""
+        done = self._undecided
+        if done is None or done.generation != self.cluster.generation:
+            return ()
+        self._undecided = None
+        return self._put(now_s, self._with_skipped(done))
+
     def _paced(self, now_s: float, done: StepDone) -> tuple[AnyAction, ...]:
+        if (skipped := self._undecided) is not None:
+            self._skipped.add(skipped.generation, skipped.steps, skipped.earlier)
         num, samples = done.steps.num, [r.samples for r in done.reports]
         compute_s = [r.compute_s for r in done.reports]
         spread_s = [r.spread_s for r in done.reports]
         wanted = self._pace.should_decide(now_s, compute_s, num=num)
         self._means.add(samples, compute_s, spread_s, restart=self._pace.eventful, num=num)
-        if not wanted:
-            self._tally.add(done.generation, *astuple(done.steps))
-            return ()
-        self._tally.add(done.generation, *astuple(done.quiet))
+        self._idle_s += done.idle_s
+        self._undecided = None if wanted else done
+        return self._put(now_s, self._with_skipped(done)) if wanted else ()
+
+    def _with_skipped(self, done: StepDone) -> StepDone:
+        """A step with the means and totals of those skipped before it."""
+        self._skipped.add(done.generation, done.quiet, done.earlier)
+        idle_s, self._idle_s = self._idle_s, 0.0
         rows = tuple(
             replace(report, compute_s=mean_s, spread_s=spread_s)
             for report, (mean_s, spread_s) in zip(done.reports, self._means.take(), strict=True)
         )
-        quiet = self._tally.take(done.generation)
-        return self._put(now_s, replace(done, reports=rows, quiet=quiet))
+        quiet, earlier = self._skipped.take(done.generation)
+        return replace(done, reports=rows, quiet=quiet, earlier=earlier, idle_s=idle_s)
 
     def sync(self) -> None:
-        """Before anyone is told of decisions: what must not be forgotten is on the disk."""
+        """Flush what must not be forgotten to disk, before decisions are announced."""
         if self._journal is not None:
             self._journal.sync()
 
@@ -161,7 +210,7 @@ class Brain:
 
     @property
     def problem(self) -> str:
-        """Why records of the journal wait; empty if none do."""
+        """Why journal records are still unwritten; empty if none are."""
         return self._journal.problem if self._journal is not None else ""
 
     def close(self) -> None:

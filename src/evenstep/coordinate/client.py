@@ -1,11 +1,12 @@
 """The client side, for workers and operators: connect, exchange proofs, and ask one question.
 
-Nobody at the other end is the run's coordinator until it has proved that it knows the run's token.
+The process at the other end is a stranger until it has proved that it knows the run's token.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import socket
 import ssl
@@ -25,15 +26,17 @@ from evenstep.wire import MAX_BYTES
 log = logging.getLogger("evenstep")
 
 ANSWER_S = 10.0  # deadline of each read and write of a question
-FIRST_DIAL_S = 120.0  # for a worker's first connection
-RETRY_S = 0.2  # between attempts
+FIRST_DIAL_S = 120.0  # for a first connection, unless told otherwise
+RETRY_S, MAX_RETRY_S = 0.2, 2.0  # pauses between attempts double from the first to the second
+CHANCE = secrets.SystemRandom()
+REMIND_S = 60.0  # between two lines about a wait
 
 A = TypeVar("A", msg.Answer, msg.Welcome)
 T = TypeVar("T")
 
 
 class StrangerError(EvenstepError, ConnectionError):
-    """The process at this address is not the run's coordinator, or does not prove that it is."""
+    """The process at this address has not proved to be the run's coordinator."""
 
 
 class NoAnswerError(EvenstepError, ConnectionError):
@@ -44,19 +47,34 @@ class UnreachableError(NoAnswerError):
     """No coordinator answers at its address now; one may later."""
 
 
-def await_coordinator(dial: Callable[[], T]) -> T:
-    """Dial for FIRST_DIAL_S: the coordinator may be busy, not listening yet, or being replaced."""
-    until_s, warned = time.monotonic() + FIRST_DIAL_S, False
+def retry_pauses(chance: Callable[[], float] = CHANCE.random) -> Iterator[float]:
+    """Pauses between attempts: longer and longer up to MAX_RETRY_S, and half of each by chance.
+
+    So many workers that lost one coordinator do not all dial at the same moments.
+    """
+    pause_s = RETRY_S
     while True:
+        yield pause_s * (1 + chance()) / 2
+        pause_s = min(MAX_RETRY_S, 2 * pause_s)
+
+
+def await_coordinator(dial: Callable[[], T], wait_s: float | None = None) -> T:
+    """Dial for so long: the coordinator may be busy, not listening yet, or being replaced."""
+    wait_s = FIRST_DIAL_S if wait_s is None else wait_s
+    began_s, told_s = time.monotonic(), -math.inf
+    for pause_s in retry_pauses():
         try:
             return dial()
         except UnreachableError as e:
-            if time.monotonic() > until_s:
+            now_s = time.monotonic()
+            left_s = began_s + wait_s - now_s
+            if left_s <= 0:
                 raise
-            if not warned:
-                log.warning("%s Trying again for %g s", e, FIRST_DIAL_S)
-            warned = True
-        time.sleep(RETRY_S)
+            if now_s - told_s > REMIND_S:
+                log.warning("%s Trying again for %.0f s", e, left_s)
+                told_s = now_s
+            time.sleep(min(pause_s, left_s))
+    raise AssertionError("pauses do not end")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The next state while one input is handled: a private copy to change, with the effects so far."""
+"""The next state while an input is handled: a mutable copy, with the effects so far."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEASE_MARGIN_S = 1.0  # a lease may have been renewed just before its worker was
 
 
 class Decides(Protocol):
-    """The brain, as membership needs it. It answers at once and keeps its own journal."""
+    """The brain as membership uses it: it answers within the call and keeps its own journal."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -48,7 +48,7 @@ class Draft(RunState, kw_only=True):
         return RunState(**{name: getattr(self, name) for name in RunState.__struct_fields__})
 
     def put(self, member: st.RunMember) -> None:
-        """Replace what is known of a worker."""
+        """Update what is known of a worker."""
         self.members[member.id] = member
 
     def remove(self, worker: WorkerId) -> st.RunMember | None:
@@ -65,7 +65,7 @@ class Draft(RunState, kw_only=True):
         return self.processes.get(worker, st.ProcessInfo())
 
     def expect_no_more(self, worker: WorkerId) -> None:
-        """A worker's part in the run is over, as it should be."""
+        """A worker's part in the run is over, in good order."""
         self.processes[worker] = replace(self.process(worker), in_order=True)
 
     def evict_process(self, worker: WorkerId) -> None:
@@ -125,12 +125,22 @@ class Draft(RunState, kw_only=True):
         return isinstance(self.closing, st.Stopping) and self.closing.announced
 
     @property
+    def pausing(self) -> bool:
+        """Whether the last workers leave, and the run then waits for others to join."""
+        return isinstance(self.closing, st.Stopping) and self.closing.pauses
+
+    @property
     def finishing(self) -> bool:
-        """Whether a worker has trained to the end, and no change has left it out since."""
+        """Whether a worker has trained to the end and is still in the roster."""
         closing = self.closing
         return isinstance(closing, st.Finishing) or (
             isinstance(closing, st.Stopping) and closing.finishing
         )
+
+    @property
+    def has_trained_to_end(self) -> bool:
+        """Whether the run is over, and there is nothing left to train."""
+        return isinstance(self.closing, st.Ended) and self.closing.has_trained_to_end
 
     def set_finishing(self, finishing: bool) -> None:
         if isinstance(self.closing, st.Stopping):
@@ -152,7 +162,7 @@ class Draft(RunState, kw_only=True):
 
     @property
     def capacity(self) -> int:
-        """Workers that the run may have: no more than its batch can be shared among."""
+        """The most workers that the run may have: its batch must give each a share."""
         most = batch_max_workers(self.cluster.settings.batch) if self.cluster else MAX_WORKERS
         return min(self.terms.max_workers, most)
 
@@ -198,14 +208,14 @@ class Draft(RunState, kw_only=True):
         self.doubts = {w: doubt for w, doubt in self.doubts.items() if ended not in doubt.roster}
 
     def expects_workers(self) -> bool:
-        """Whether any worker, connected or launched, may still do something for the run."""
+        """Whether any worker, connected or launched, may still take part in the run."""
         if any(m.state is not WorkerState.DISMISSED for m in self.members.values()):
             return True
         infos = self.processes.values()
         return any((info.running and not info.in_order) or info.exit for info in infos)
 
     def on_the_way(self) -> set[WorkerId]:
-        """Launched workers that are to join, and have not."""
+        """Launched workers that have not joined yet."""
         ready = {m.id for m in self.in_states(WorkerState.READY)}
         return ready | {
             worker
@@ -215,7 +225,7 @@ class Draft(RunState, kw_only=True):
         }
 
     def num_unlaunched(self) -> int:
-        """Workers that the brain has ordered and that are not on their way."""
+        """Workers that the brain has ordered and that were not launched yet."""
         ordered = self.cluster.launching if self.cluster else 0
         return ordered - len(self.on_the_way())
 

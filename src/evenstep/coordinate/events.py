@@ -1,4 +1,4 @@
-"""What happens to membership (inputs) and what it orders (effects), as data.
+"""Inputs of membership (what happened) and its effects (what to do), as data.
 
 Both are written to the membership record as they are, so a bug can be reported as a list of inputs.
 """
@@ -17,10 +17,10 @@ MAX_WORKERS = 1_000_000
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says about a run."""
+    """The run's settings from the command line."""
 
     run: str = ""
-    term: int = 0  # of this coordinator, not from the command line
+    term: int = 0  # chosen by this coordinator, not on the command line
     lease_s: float = 3600.0
     checkpoint_every_s: float = 60.0
     checkpoints_kept: int = 3
@@ -34,6 +34,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     patience_s: float = 30.0
     gather_s: float = 60.0  # how long the first workers wait to begin together
     start_s: float = 600.0  # start-up deadline of a launched worker
+    awaits_joiners: bool = False  # without workers the run pauses, and does not end
 
     def price_of(self, kind: str) -> float:
         """Hourly price for this kind."""
@@ -60,7 +61,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
 
 
 class Opened(Input, frozen=True, kw_only=True):
-    """A coordinator starts. Its first input."""
+    """A coordinator starts: always the first input."""
 
     terms: Terms
     next_name: int = 0  # number of the first free worker name
@@ -93,10 +94,10 @@ class StartAsked(Input, frozen=True, kw_only=True):
 
 
 class Connected(Input, frozen=True, kw_only=True):
-    """A worker has proved that it knows the token."""
+    """A worker connects; it has proved that it knows the token."""
 
     worker: WorkerId = ""  # empty: it wants a name
-    generation: int = 0  # that it trains in; 0: it is new
+    generation: int = 0  # the one that it trains in; 0 if it is new
     forming: bool = False  # that generation has not formed yet, as far as it knows
     host: str = ""
     pid: int = 0
@@ -115,7 +116,7 @@ class Disconnected(Input, frozen=True, kw_only=True):
     """A worker's connection closed."""
 
     worker: WorkerId
-    broken: bool = False  # as by a timeout: the worker may train on
+    broken: bool = False  # such as a timeout: the worker may train on
 
 
 class Dying(Input, frozen=True, kw_only=True):
@@ -243,8 +244,10 @@ class StopProcess(Effect, frozen=True, kw_only=True):
     worker: WorkerId
 
 
-class MarkStopping(Effect, frozen=True, kw_only=True):
-    """Note for a coordinator that takes over: the workers leave."""
+class MarkStopping(Effect, frozen=True, kw_only=True, omit_defaults=True):
+    """Note for a coordinator that takes over: the workers leave, or have left by now."""
+
+    stopping: bool = True
 
 
 class EndRun(Effect, frozen=True, kw_only=True):

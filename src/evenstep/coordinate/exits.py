@@ -1,4 +1,4 @@
-"""Launched processes that die or end: what it means for the run."""
+"""What the end of a launched process means for the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evenstep.coordinate.state import Ended, Exit, ProcessInfo, RunMember, Worke
 from evenstep.coordinate.takeover import abandon
 from evenstep.types import DrainAsked, WorkerId
 
-REJOIN_CODE = 75  # os.EX_TEMPFAIL: the worker lost its place, by no fault of the script
+REJOIN_CODE = 75  # os.EX_TEMPFAIL: the worker lost its place, through no fault of the script
 # A process group still being released as the interpreter ends aborts a process that has finished.
 ABORTED = -signal.SIGABRT
 LAST_MESSAGE_S = 1.0  # between a process's end and the end of its connection
@@ -25,9 +25,9 @@ class Meaning(Enum):
     """What the end of a process means for the run."""
 
     FINE = "fine"  # nothing more was expected of it
-    REPLACE = "replace"  # no fault of the script
+    REPLACE = "replace"  # through no fault of the script
     FAILURE = "failure"  # the script's own
-    MISSING = "missing"  # it is no use to the run; the others go on
+    MISSING = "missing"  # the run cannot use it; the others go on
 
 
 def meaning(
@@ -43,12 +43,12 @@ def meaning(
     if code > 0:
         return Meaning.FAILURE if (joined and not spared) or alone else Meaning.MISSING
     if joined:
-        return Meaning.REPLACE  # it left the others behind
+        return Meaning.REPLACE  # the others train on without it
     return Meaning.FAILURE if alone and last else Meaning.MISSING
 
 
 def fails_late(info: ProcessInfo, code: int) -> bool:
-    """Whether an end after the run's was neither in order nor the coordinator's doing."""
+    """Whether a process that ended after the run failed, and the coordinator did not end it."""
     if code < 0 and info.lost:
         return False  # the signal ended it during the run, and the others went on
     return code not in (0, REJOIN_CODE) and not (info.evicted or info.refused)
@@ -88,7 +88,7 @@ def script_failed(d: Draft, member: RunMember, told: str) -> None:
 
 
 def noticed(d: Draft, member: RunMember, why: str) -> None:
-    """A worker has to leave, as before its machine is taken away: another comes in its place."""
+    """A worker has to leave, say because its machine is taken away. It is replaced."""
     comes = (WorkerState.STARTING, WorkerState.READY, WorkerState.TRAINING)
     info = d.process(member.id)
     let_go(d, member, why)
@@ -104,7 +104,7 @@ def noticed(d: Draft, member: RunMember, why: str) -> None:
 
 
 def ended_early(d: Draft, worker: WorkerId) -> None:
-    """The others have gone beyond the step at which a worker's script ended."""
+    """The others have passed the step at which a worker's script ended."""
     step = d.finished.pop(worker)
     why = f"its script ended at step {step} while the others train on"
     d.log(f"{worker}: {why}", "warning")
@@ -126,7 +126,7 @@ def _replace_worker(d: Draft, worker: WorkerId) -> None:
 
 
 def dying(d: Draft, event: Dying) -> None:
-    """A large process takes a while to end: the others do not wait for that."""
+    """A large process takes a while to exit: the others do not wait for it."""
     member = d.members.get(event.worker)
     if member is not None and d.ending is None:
         d.hang_up(event.worker)
@@ -210,7 +210,7 @@ def judge_exit(d: Draft, worker: WorkerId) -> None:
 
 
 def not_started(d: Draft, event: NotStarted) -> None:
-    """Workers could not be launched: the brain learns that they will not come."""
+    """Workers could not be launched: tell the brain that they will not come."""
     for worker in event.workers:
         d.processes[worker] = replace(d.process(worker), running=False)
     d.last_loss = f"a worker could not be started: {event.cause}"

@@ -1,4 +1,4 @@
-"""Workers that come: admitted by name, then taken in when they are ready and fit the run."""
+"""Admits workers by name, and lets them join once they are ready and fit the run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ EARLY = (WorkerState.STARTING, WorkerState.READY)
 
 def connected(d: Draft, event: Connected) -> None:
     """Welcome a worker, or refuse it."""
-    # Of a generation above the newest, records were lost: its number is not used again.
+    # Records of a generation above the newest were lost: do not use its number again.
     d.used_generation = max(d.used_generation, event.generation)
     problem = _refusal(d, event)
     if problem:
-        d.effects.append(Reply(message=Refused(why=problem)))
+        refused = Refused(why=problem, trained=d.has_trained_to_end)
+        d.effects.append(Reply(message=refused))
         return
     worker, is_back = event.worker, event.worker in d.away
     if is_back:
@@ -106,7 +107,7 @@ def _begin_run(d: Draft, message: Ready) -> None:
 
 
 def _difference(d: Draft, message: Ready) -> str:
-    """The first fact that a worker does not share with the run, with both values; else empty."""
+    """The first fact in which a worker differs from the run, with both values; else empty."""
     own = {name: getattr(message, name) for name in ALIKE}
     shared = {**own, **d.facts}  # older journals lack newer facts
     for name in ALIKE:
@@ -118,6 +119,10 @@ def _difference(d: Draft, message: Ready) -> str:
 
 def _refusal(d: Draft, event: Connected) -> str:
     """Why a worker cannot come in; empty if it can."""
+    if d.has_trained_to_end:
+        return "the run has been trained to the end"
+    if d.pausing:
+        return "the last workers are leaving; try again"
     if d.closing is not None:
         return "the run is ending"
     if event.worker in d.away and event.generation <= d.number:

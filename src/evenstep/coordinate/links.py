@@ -1,8 +1,8 @@
 """Tests which workers can connect to each other, in two rounds, while training goes on.
 
-First the workers listen, and say where; then, of any two of them, the one that Gloo would have
-connect does so, and reports whom it did not reach. Joiners are tested before the others wait for
-them, and everybody when all wait for each other.
+In the first round workers listen and report where. In the second, of any two workers the one that
+would connect in Gloo tries to, and reports failures. Joiners are tested before the others wait for
+them; all workers are tested when all wait for each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from msgspec.structs import replace
 
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.state import Probe, RunMember
+from evenstep.coordinate.state import LinkProbe, RunMember
 from evenstep.messages import Listen, Listening, Reach, Reached
 from evenstep.types import WorkerId
 
@@ -35,9 +35,9 @@ def reachable(d: Draft, ready: list[RunMember]) -> list[RunMember]:
 
 
 def start(d: Draft, workers: Iterable[WorkerId], joiners: Iterable[WorkerId] = ()) -> None:
-    """Begin a test, in place of one that is under way."""
+    """Begin a test; it replaces one that is under way."""
     d.num_probes += 1
-    d.probe = Probe(
+    d.probe = LinkProbe(
         id=f"{d.terms.term}.{d.num_probes}",  # a report to an earlier coordinator may come late
         workers=frozenset(workers) & d.members.keys(),
         joiners=frozenset(joiners),
@@ -65,7 +65,7 @@ def reached(d: Draft, worker: WorkerId, message: Reached) -> None:
     d.probe = replace(probe, unreached={**probe.unreached, worker: unreached})
 
 
-def finished(d: Draft) -> Probe | None:
+def finished(d: Draft) -> LinkProbe | None:
     """The test under way, if it is over; begins its second round when the first one is."""
     if (
         d.probe is not None
@@ -80,12 +80,12 @@ def finished(d: Draft) -> Probe | None:
     return probe
 
 
-def failed_links(probe: Probe) -> set[Link]:
+def failed_links(probe: LinkProbe) -> set[Link]:
     """The pairs of workers that cannot connect."""
     return {frozenset((w, other)) for w, others in probe.unreached.items() for other in others}
 
 
-def unanswered(probe: Probe) -> frozenset[WorkerId]:
+def unanswered(probe: LinkProbe) -> frozenset[WorkerId]:
     """Joiners that did not take part."""
     silent = (probe.dials or {}).keys() - probe.unreached.keys()
     return probe.joiners & (silent | (probe.workers - probe.doors.keys()))
@@ -94,7 +94,7 @@ def unanswered(probe: Probe) -> frozenset[WorkerId]:
 def cover(
     links: set[Link], ranks: Sequence[WorkerId], joiners: Collection[WorkerId]
 ) -> list[WorkerId]:
-    """A small set of workers without which no such link is left.
+    """A small set of workers whose removal leaves no broken link.
 
     Joiners first, then the worker with the most such links, then the later in rank.
     """
@@ -106,7 +106,7 @@ def cover(
     return found
 
 
-def _dial(d: Draft, probe: Probe) -> None:
+def _dial(d: Draft, probe: LinkProbe) -> None:
     """Round 2: as in Gloo, the higher of two addresses connects to the lower."""
     open_at = {w: door for w, door in probe.doors.items() if door != NOWHERE and w in d.members}
     by_address = sorted(open_at, key=lambda w: (_order(open_at[w]), w))

@@ -1,4 +1,4 @@
-"""Which worker holds the others up: evicted when workers complain, never for silence alone."""
+"""Finds workers that hold up the others. Only complaints evict one, never silence alone."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from evenstep.coordinate.takeover import abandon
 from evenstep.messages import Alive, Generation, Goodbye, Stuck
 from evenstep.types import WorkerId, listed
 
-MAX_MEETINGS = 3  # of a roster that cannot take a step, or with a joiner, before one is evicted
+LINK_TESTS = 2  # that a joiner must fail in a row before it is left out
+MAX_MEETINGS = 3  # attempts of a roster that cannot take a step, or of a joiner, before an eviction
 STOP_S, STOP_STEPS = 3.0, 2  # for the step in flight when a run stops: the longer of the two
-LEAVE_S = 10.0  # for all to leave after that
+LEAVE_S = 10.0  # then for all to leave
 SAVING_S = 600.0  # for the worker that writes the last checkpoint
 RECENT_STEPS = 20  # whose median is the usual duration of a step
-OWN_LAG_S = 2.0  # after such a gap it was the coordinator that did not listen
+OWN_LAG_S = 2.0  # after such a gap, it was the coordinator that was not listening
 PATIENCE_STEPS = 10
 FIRST_STEP_S = 600.0  # deadline of a worker's first step, in which a model may be compiled
 APART_S = 1800.0  # deadline of what a script does between two steps, such as an evaluation
 
 
-# What is heard.
+# What workers report.
 
 
 def read_clock(d: Draft) -> None:
-    """Discount the time in which the coordinator itself stood still: nobody was silent then."""
+    """Discount time in which the coordinator itself was not running: nobody was silent then."""
     lag_s = d.now_s - (d.now_s if d.timing.clock_read_s is None else d.timing.clock_read_s)
     if lag_s > OWN_LAG_S:
         d.contacts = {w: c.forgiven(d.now_s, lag_s) for w, c in d.contacts.items()}
@@ -64,7 +65,7 @@ def stuck(d: Draft, worker: WorkerId, message: Stuck) -> None:
     contact = replace(d.contacts[worker], generation=message.generation)
     d.contacts[worker] = contact
     watched = _watched(d)
-    if watched is not None and watched.number == message.generation:  # else it is late news
+    if watched is not None and watched.number == message.generation:  # else it is out of date
         if contact.stuck_s is None:
             contact = replace(contact, stuck_s=d.now_s)
         if contact.waiting_since_s is None:
@@ -85,11 +86,11 @@ def stepped(d: Draft, seconds: float, workers: list[WorkerId]) -> None:
             )
 
 
-# What is done about it.
+# What follows from it.
 
 
 def watch(d: Draft) -> None:
-    """Evict workers that the others would wait for in vain."""
+    """Evict workers that the others wait for in vain."""
     usual_s, silent_s = median(d.timing.recent_steps_s or [0.0]), d.terms.silent_s
     patience_s = max(d.terms.patience_s, PATIENCE_STEPS * usual_s)
     limit_s = silent_s + patience_s
@@ -97,7 +98,7 @@ def watch(d: Draft) -> None:
         _urge(d, max(STOP_S, STOP_STEPS * usual_s))
     present = {w: c for w, c in d.contacts.items() if not d.is_in(w, WorkerState.DONE)}
     if d.finishing or d.parting:
-        # The others may be gone, and do not complain.
+        # The others may be gone and cannot complain.
         late = [w for w, c in present.items() if d.trains(w) and d.now_s - c.heard_s > limit_s]
         evict(d, dict.fromkeys(late, "silent while the others end"))
     elif (generation := _watched(d)) is not None:
@@ -144,7 +145,7 @@ def evict(d: Draft, blamed: Mapping[WorkerId, str]) -> None:
 def _unlock(
     d: Draft, generation: Generation, roster: Mapping[WorkerId, Contact], patience_s: float
 ) -> None:
-    """If all wait for each other, test their connections first: that holds nobody up."""
+    """If all wait for each other, test their connections first."""
     linked_s, silent_s = d.timing.linked_s, d.terms.silent_s
     is_linked = linked_s is not None and d.now_s - linked_s < silent_s
     is_tested = is_linked or (d.probe is not None and not d.probe.joiners)
@@ -175,6 +176,15 @@ def judge_links(d: Draft) -> None:
         if link <= present and (not probe.joiners or link & new)
     }
     apart = {w: _unlinked(w, failed) for w in links.cover(failed, ranks, new)}
+    for worker in sorted(probe.joiners & new):
+        member = d.members[worker]
+        if worker not in apart:
+            d.put(replace(member, num_failed_tests=0))
+            continue
+        num_tests = member.num_failed_tests + 1
+        d.put(replace(member, reachable=False, num_failed_tests=num_tests))
+        if num_tests < LINK_TESTS:  # the other worker may have just died, which is not known yet
+            del apart[worker]
     for worker in sorted(silent & new):
         if d.members[worker].num_failed_joins >= MAX_MEETINGS:
             apart[worker] = f"it did not answer {MAX_MEETINGS} times in a row"
@@ -182,7 +192,7 @@ def judge_links(d: Draft) -> None:
         d.timing = replace(d.timing, linked_s=d.now_s)
         watch(d)
     for worker in [w for w in apart if w in new]:
-        d.evict_process(worker)  # no fault of the script: another may come in its place
+        d.evict_process(worker)  # through no fault of the script: it may be replaced
         leave_out(d, d.members[worker], apart[worker])
     evict(d, {w: why for w, why in apart.items() if w not in new})
     advance(d)

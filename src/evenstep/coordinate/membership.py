@@ -17,13 +17,13 @@ from evenstep.coordinate import exits, joining, links, liveness, operators, take
 from evenstep.coordinate.announce import dismiss, end, settle
 from evenstep.coordinate.draft import Decides, Draft
 from evenstep.coordinate.events import Ending
-from evenstep.coordinate.roster import advance, begin, disconnect, doubt, obey
+from evenstep.coordinate.roster import advance, begin, disconnect, doubt, obey, suspend
 from evenstep.coordinate.state import Ended, Progress, RunMember, RunState, WorkerState
 from evenstep.errors import PlanError
 from evenstep.types import StepDone, WorkerId
 
 LEASE = msg.Lease()
-MAX_PUBLISHED = 40  # keys for each worker of a generation: one or two a group and process
+MAX_PUBLISHED = 40  # keys per worker and generation: one or two per group and process
 
 
 def membership(
@@ -136,6 +136,7 @@ def _tick(d: Draft) -> None:
     liveness.check_start_up(d)
     liveness.judge_links(d)
     liveness.watch(d)
+    suspend(d)
     advance(d)
     settle(d)
 
@@ -167,7 +168,7 @@ def _listen(d: Draft, member: RunMember, message: msg.FromClient) -> None:
         case msg.Failed(told=told):
             exits.script_failed(d, member, told)
         case msg.Alive() | msg.Hello() | msg.Ask():
-            pass  # handled before, or out of place
+            pass  # handled before, or not expected now
         case _:
             assert_never(message)
 
@@ -206,7 +207,7 @@ def _stepped(d: Draft, member: RunMember, message: msg.Stepped) -> None:
     workers = [r.worker for r in message.reports]
     liveness.stepped(d, message.seconds, workers)
     d.proven.update(workers)
-    own = min(done.quiet.samples, done.quiet.num * d.cluster.batch)  # of this generation
+    own = max(0, done.quiet.samples - done.earlier.samples)  # of this generation
     steps = replace(done, quiet=replace(done.quiet, samples=own)).steps
     reports = {**d.progress.reports, **{r.worker: r for r in message.reports}}
     d.progress = Progress(

@@ -1,4 +1,4 @@
-"""Operators: what they ask of a run, and what they see of it."""
+"""Requests of operators, and the status of the run that they see."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ def status(state: RunState, now_s: float) -> dict[str, Any]:
         "run": state.terms.run,
         "state": _phase_name(state),
         "reason": _reason(state),
+        "trained_to_end": isinstance(state.closing, st.Ended) and state.closing.has_trained_to_end,
         "generation": number,
         "step": state.progress.step,
         "samples_per_s": state.progress.throughput.samples_per_s(now_s, number),
@@ -157,6 +158,8 @@ def _reason(state: RunState) -> str:
             return reason
         case _, st.Stopping(why=reason) | st.Ended(stopped_because=reason):
             return reason
+        case st.Starting(), None if not (state.members or state.running_processes):
+            return "no worker has joined yet: start them by `evenstep join`"
     return ""
 
 

@@ -78,7 +78,7 @@ class MembershipRecorder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lines: LineFile | None = None
-        self._known: dict[WorkerId, Contact] = {}  # contacts that a replay has right by now
+        self._known: dict[WorkerId, Contact] = {}  # contacts as a replay would know them by now
         try:
             self._lines = LineFile(path, os.O_CREAT)
             if self._lines.is_empty:
@@ -88,7 +88,7 @@ class MembershipRecorder:
 
     @property
     def problem(self) -> str:
-        """Why records wait; empty if none do."""
+        """Why records are still unwritten; empty if none are."""
         return self._lines.problem if self._lines is not None else ""
 
     def write(
@@ -192,7 +192,7 @@ def _concerns(thing: AnyInput | AnyEffect, worker: WorkerId) -> bool:
 
 
 class DivergedError(Exception):
-    """The record and the journal do not tell of the same run."""
+    """The record and the journal are not of the same run."""
 
 
 class RecordedBrain:
@@ -241,6 +241,10 @@ class RecordedBrain:
                 return ()  # the brain was not asked
             self._take()
             return self._begun.handle(now_s, recorded.event)
+        while recorded is not None and isinstance(recorded.event, StepDone):
+            self._begun.handle(recorded.at_s, recorded.event)  # the last one, as training ends
+            self._take()
+            recorded = self._next
         actions = self._begun.handle(now_s, event)
         if recorded is not None:
             if (recorded.at_s, recorded.event) != (now_s, event):

@@ -28,7 +28,7 @@ from evenstep.coordinate.announce import (
     settle,
 )
 from evenstep.coordinate.draft import LEASE_MARGIN_S, Draft
-from evenstep.coordinate.events import Ending
+from evenstep.coordinate.events import Ending, MarkStopping
 from evenstep.coordinate.state import WorkerState
 from evenstep.messages import Refused
 from evenstep.types import (
@@ -63,7 +63,8 @@ def advance(d: Draft) -> None:
                 continue
             if d.on_the_way():
                 return  # the state is handed over to the workers on their way first
-            stop(d, f"all workers leave: {leaving[0].leaves_because}")
+            why = f"all workers leave: {leaving[0].leaves_because}"
+            stop(d, why, pauses=d.terms.awaits_joiners)
         elif leaving:
             for member in leaving:
                 d.put(replace(member, state=WorkerState.LEFT))
@@ -89,23 +90,44 @@ def _take_in(d: Draft, ready: list[st.RunMember]) -> bool:
     return True
 
 
-def stop(d: Draft, why: str) -> None:
-    """End the run in order: at a step's end, with a checkpoint."""
+def stop(d: Draft, why: str, *, pauses: bool = False) -> None:
+    """End the run in order, or pause it: at a step's end, with a checkpoint."""
+    if d.pausing and not pauses:
+        assert isinstance(d.closing, st.Stopping)
+        d.log(f"stopping: {why}")
+        d.closing = replace(d.closing, why=why, pauses=False)
     if d.stopping or d.ending is not None:
+        settle(d)
         return
-    d.log(f"stopping: {why}")
-    d.closing = st.Stopping(why=why, since_s=d.now_s, finishing=d.finishing)
+    d.log(f"{'pausing' if pauses else 'stopping'}: {why}")
+    d.closing = st.Stopping(why=why, since_s=d.now_s, finishing=d.finishing, pauses=pauses)
     for member in d.in_states(WorkerState.STARTING, WorkerState.READY):
         dismiss(d, member, "the run is ending")
     advance(d)
     settle(d)
 
 
+def suspend(d: Draft) -> None:
+    """Once the last workers have left with a checkpoint, wait for others to go on from it."""
+    if not d.pausing or d.training() or d.finishing:
+        return
+    assert isinstance(d.closing, st.Stopping)
+    why = d.closing.why
+    if d.coming is not None:  # the brain does not know the number under which they left
+        d.used_generation = max(d.used_generation, d.coming.number)
+        d.phase = st.Starting()
+    d.closing = None
+    d.effects.append(MarkStopping(stopping=False))
+    if d.roster:
+        change(d, Left(workers=d.roster, cause=why), planned=False)
+    d.log("waiting for workers to join: `evenstep join`")
+
+
 # Losses.
 
 
 def lose(d: Draft, lost: Mapping[WorkerId, str]) -> None:
-    """Workers are gone: the others go on without them at once, and spares come after."""
+    """Workers are lost: the others go on at once without them; spares come in later."""
     left = False
     for worker, cause in lost.items():
         d.log(f"{worker} is lost: {cause}", "warning")
@@ -113,7 +135,7 @@ def lose(d: Draft, lost: Mapping[WorkerId, str]) -> None:
         d.processes[worker] = replace(d.process(worker), lost=True)
         member = d.remove(worker)
         if member is not None and member.state is WorkerState.LEAVING:
-            d.expect_no_more(worker)  # it was leaving: nobody replaces it
+            d.expect_no_more(worker)  # it was leaving anyway: do not replace it
         left |= member is not None and member.state is WorkerState.LEFT and d.is_running(worker)
     if d.cluster is None:
         return
@@ -133,7 +155,7 @@ def lose(d: Draft, lost: Mapping[WorkerId, str]) -> None:
 
 
 def doubt(d: Draft, worker: WorkerId) -> None:
-    """Nobody knows whether a lost worker has ended: it may train on until its lease is over."""
+    """It is unknown whether a lost worker has ended: it may train on until its lease is over."""
     rosters = [set(g.roster) for g in (d.running, d.coming) if g is not None and worker in g.roster]
     if rosters:
         until_s = d.contacts[worker].heard_s + d.terms.lease_s + LEASE_MARGIN_S
@@ -159,7 +181,7 @@ def disconnect(d: Draft, member: st.RunMember, why: str, *, dead: bool) -> None:
 
 
 def leave_out(d: Draft, member: st.RunMember, why: str, told: str = "") -> None:
-    """A worker that is no use to the run goes, with the reason; the others train on."""
+    """Dismiss a worker that the run cannot use, with the reason; the others train on."""
     d.log(f"{member.id} is left out: {why}" + (f"\n{told.rstrip()}" if told else ""), "warning")
     d.processes[member.id] = replace(d.process(member.id), refused=why)
     d.send(Refused(why=why), member.id)

@@ -53,8 +53,8 @@ class RunFolder:
         self._unread = ""  # why the checkpoints cannot be listed, as last logged
 
     @classmethod
-    def make(cls, path: Path, fingerprint: str = "", tls: bytes = b"") -> Self:
-        """A new run, with a token that only this user can read.
+    def make(cls, path: Path, fingerprint: str = "", tls: bytes = b"", *, token: str = "") -> Self:
+        """A new run, with a token that only this user can read: the given one, or a new one.
 
         With TLS, the token file also has the certificate's fingerprint, once and for all: workers
         and operators keep a copy. `tls` is a certificate of the run's own, with its key.
@@ -62,6 +62,8 @@ class RunFolder:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(mode=PRIVATE, exist_ok=True)
+            if (path / "token").exists():
+                raise FileExistsError
             if (path / "checkpoints").exists() and (found := _newest_in(path / "checkpoints")):
                 raise ConfigError(
                     str(path), f"holds checkpoints of another run, {found}; name another folder"
@@ -78,9 +80,9 @@ class RunFolder:
         try:
             if tls:
                 _write_private(path / TLS, tls)
-            lines = [secrets.token_hex(TOKEN_BYTES), *([fingerprint] if fingerprint else [])]
-            token = "".join(f"{line}\n" for line in lines).encode()
-            if os.write(lock, token) < len(token):
+            lines = [token or secrets.token_hex(TOKEN_BYTES)]
+            content = "".join(f"{line}\n" for line in (*lines, fingerprint) if line).encode()
+            if os.write(lock, content) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(lock)
             sync_folder(path)
@@ -217,9 +219,12 @@ class RunFolder:
             log.warning("%s: is written now", self.path / "address")
         self.problem = problem
 
-    def mark_stopping(self) -> None:
-        """Note for a coordinator that takes over that the workers leave."""
-        (self.path / STOPPING).touch()
+    def mark_stopping(self, stopping: bool = True) -> None:
+        """Note for a coordinator that takes over that the workers leave; or remove that note."""
+        if stopping:
+            (self.path / STOPPING).touch()
+        else:
+            (self.path / STOPPING).unlink(missing_ok=True)
 
     def take_stopping_mark(self) -> bool:
         """Whether an earlier coordinator left that note; removes it."""

@@ -1,4 +1,4 @@
-"""What can be saved of a run whose journal is damaged or gone.
+"""Recovers what it can of a run whose journal is damaged or gone.
 
 A resume goes on from the last whole record before the damage or, if no journal can be used, from
 checkpoints alone. Nothing is deleted, and the log says what was given up.
@@ -42,7 +42,7 @@ def read_header(path: Path) -> Header | None:
 
 
 def restore(brain: Brain, folder: RunFolder) -> Restored:
-    """Go on with what the run folder has."""
+    """Go on with what is left in the run folder."""
     path, newest = folder.journal, folder.newest_checkpoint()
     generation = checkpoint_generation(Path(newest)) if newest else 0
     saved = f"newest checkpoint: {Path(newest).name if newest else 'none'}"

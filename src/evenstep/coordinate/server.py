@@ -1,4 +1,4 @@
-"""The coordinator's sockets: handshakes, bounded lines, and no client that can block the others.
+"""The coordinator's sockets: handshakes and bounded lines; no client can block the others.
 
 A client gets a nonce, and little time and memory until it has proved that it knows the token. Then
 its messages are read; bad ones are refused and counted. A client that does not read is dropped.
@@ -35,7 +35,7 @@ MESSAGES_PER_S, BURST = 500.0, 5000.0  # read of one connection; a leader sends 
 
 
 class Listener(Protocol):
-    """Handles what clients say. `answer` replies before it returns."""
+    """Handles the messages of clients. `answer` replies before it returns."""
 
     def answer(self, first: msg.Hello | msg.Ask, reply: SendReply) -> None: ...
     def handle(self, event: AnyInput) -> None: ...
@@ -135,7 +135,7 @@ class Server:
         nonce = secrets.token_hex(16)
         try:
             async with asyncio.timeout(PROOF_S):
-                # Here rather than in `start_server`: who does not begin TLS is a stranger, too.
+                # Not in `start_server`: a client that does not begin TLS is a stranger, too.
                 if self._tls is not None:
                     await writer.start_tls(self._tls)
                 self._write(writer, msg.to_client.encode(msg.Greeting(nonce=nonce)))
@@ -163,7 +163,7 @@ class Server:
 
     def _answer(self, writer: asyncio.StreamWriter, first: msg.Hello | msg.Ask) -> WorkerId | None:
         """Answer the first message, with the coordinator's own proof; the worker, if welcome."""
-        # Only to a client that has proved itself: others could relay it.
+        # Prove it only to a client that has proved itself: a stranger could relay the proof.
         proved = msg.proof(self._token, first.nonce, msg.COORDINATOR)
         answers: list[msg.Welcome | msg.Refused | msg.Answer] = []
 
@@ -185,7 +185,7 @@ class Server:
         try:
             while mistakes < MAX_MISTAKES:
                 line = await lines.next(MAX_BYTES)
-                # Token bucket: what comes faster stays unread, so it slows nobody but its sender.
+                # Token bucket: lines beyond the rate stay unread, which slows only their sender.
                 now_s = asyncio.get_running_loop().time()
                 read_s = max(read_s, now_s - BURST / MESSAGES_PER_S) + 1 / MESSAGES_PER_S
                 if read_s > now_s:

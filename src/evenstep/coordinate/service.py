@@ -28,6 +28,9 @@ from evenstep.coordinate.state import RunState
 from evenstep.coordinate.term import TERM, Claim, TermOverError
 from evenstep.journal import Journal
 from evenstep.messages import Answer, Ask, Generation, Hello, Lease, Refused
+from evenstep.observe.feed import EVERY_S, SinkFeed
+from evenstep.observe.overview import overview
+from evenstep.observe.tally import Totals
 
 log = logging.getLogger("evenstep")
 
@@ -37,16 +40,24 @@ TICK_S = 0.25
 class Service:
     """One coordinator in one event loop. `open` it, wait for `ending`, then `close` it."""
 
-    def __init__(self, folder: RunFolder, terms: Terms, about: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        terms: Terms,
+        about: dict[str, Any],
+        sinks: SinkFeed | None = None,
+    ) -> None:
         self.folder, self._about = folder, about
+        self._sinks = sinks or SinkFeed()
         self.server = Server(folder.token, self)
         self._claim = Claim(folder.path, terms.lease_s)
         self._claim_problem, self._claim_checked_s = "", time.monotonic()
         self._announced, self._fence_problem = 0, ""
         self._zero_s = time.monotonic()
         self._ended = asyncio.Event()
-        self._ticking: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         brain = Brain(self._open_journal, time.thread_time)
+        self._tally = brain.tally
         clock_s, took_over, generation = restore(brain, folder)
         self._zero_s -= clock_s
         record = MembershipRecorder(folder.membership)
@@ -71,7 +82,7 @@ class Service:
 
     @property
     def state(self) -> RunState:
-        """Who takes part in the run, as of now."""
+        """The current state of membership."""
         return self.coordinator.state
 
     async def open(self, address: str, port: int, tls: ssl.SSLContext | None = None) -> str:
@@ -82,7 +93,7 @@ class Service:
             host = outward_address(address) or socket.gethostname()
             elsewhere = spell(host, listening.rpartition(":")[2])
         self.folder.write_address(listening, elsewhere)
-        self._ticking = asyncio.create_task(self._tick())
+        self._tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._feed_sinks())]
         return listening
 
     async def ending(self) -> Ending:
@@ -92,16 +103,19 @@ class Service:
         return self.state.ending
 
     async def close(self) -> None:
-        """Close all connections and release the folder."""
-        if self._ticking is not None:
-            self._ticking.cancel()
-            await asyncio.wait([self._ticking])
+        """Close all connections, release the folder and close the sinks."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._offer_to_sinks()
         await self.server.close()
         self.coordinator.close()
         self.folder.close()
+        await asyncio.to_thread(self._sinks.close)
 
     def handle(self, event: ev.AnyInput, reply: ev.SendReply | None = None) -> None:
-        """Tell membership what happened, now."""
+        """Pass an input to membership, at the current time."""
         self._check_claim()
         self.coordinator.handle(event, reply)
 
@@ -127,12 +141,25 @@ class Service:
         problems = [
             *self.coordinator.problems(),
             *(self.folder.problem, self._claim_problem, self._fence_problem),
+            *self._sinks.problems,
         ]
+        state = self.state
+        told = status(state, self.now_s)
+        settings = state.cluster.settings if state.cluster is not None else None
+        rate = told["samples_per_s"]
         return {
-            **status(self.state, self.now_s),
+            **told,
+            "at_s": self.now_s,
+            **overview(self._tally, settings, state.facts, rate),
+            "noise_scale": state.cluster.noise.known_scale if state.cluster is not None else 0.0,
             "refused": dict(self.server.refused),
             "problems": [problem for problem in problems if problem],
         }
+
+    @property
+    def totals(self) -> Totals:
+        """Of the run up to now."""
+        return self._tally.totals
 
     async def _tick(self) -> None:
         while True:
@@ -142,6 +169,21 @@ class Service:
             if self._fence_problem:
                 self._move_fence()
             await asyncio.sleep(TICK_S)
+
+    async def _feed_sinks(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            self._offer_to_sinks()
+
+    def _offer_to_sinks(self) -> None:
+        if not self._sinks:
+            return
+        try:
+            self._sinks.offer(self.status())
+        except Exception:  # no reason to stop training
+            log.exception("the sinks get no more figures")
+            self._sinks.close(0.0)
+            self._sinks = SinkFeed()
 
     def _open_journal(self, settings: Settings, about: dict[str, Any]) -> Journal | None:
         return Journal.create(self.folder.journal, settings, {**self._about, **about})
@@ -207,9 +249,9 @@ class Service:
                 self.server.send(message, *workers)
             case ev.HangUp(worker=worker):
                 self.server.hang_up(worker)
-            case ev.MarkStopping():
+            case ev.MarkStopping(stopping=stopping):
                 with suppress(OSError):  # a coordinator that takes over now waits in vain
-                    self.folder.mark_stopping()
+                    self.folder.mark_stopping(stopping)
             case ev.EndRun():
                 self._ended.set()
             case _:

@@ -43,8 +43,9 @@ class RunMember(msgspec.Struct, frozen=True, kw_only=True):
     sees_folder: bool = False  # it can write checkpoints to the run folder
     leaves_because: str = ""
     may_stay: bool = False  # as a spare, when it leaves
-    reachable: bool = False  # the others were able to connect to it, and it to them
+    reachable: bool = False  # its connections with the others were tested successfully
     num_failed_joins: int = 0  # generations that never formed with it as a joiner
+    num_failed_tests: int = 0  # tests in a row in which it could not connect with another worker
 
     @property
     def trains(self) -> bool:
@@ -66,7 +67,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     has_stepped: bool = False
 
     def forgiven(self, now_s: float, lag_s: float) -> Contact:
-        """Discount a time in which the coordinator itself did not listen."""
+        """Discount time in which the coordinator itself was not listening."""
         return replace(
             self,
             heard_s=now_s,
@@ -97,7 +98,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     exit: Exit | None = None
     in_order: bool = False  # nothing more is expected of it
     evicted: bool = False
-    lost: bool = False  # from the roster, whatever its process does then
+    lost: bool = False  # from the roster, whatever its process does afterwards
     relieved: bool = False  # a spare has replaced it
     refused: str = ""  # why it has no part in the run, or has none any more
 
@@ -109,7 +110,7 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
     until_s: float  # its lease is over then
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
+class LinkProbe(msgspec.Struct, frozen=True, kw_only=True):
     """A test of which workers can connect to each other. Training goes on meanwhile."""
 
     id: str
@@ -117,8 +118,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     joiners: frozenset[WorkerId]  # only their links are tested; empty: those of all
     until_s: float  # deadline of the round under way
     doors: Mapping[WorkerId, tuple[str, int]] = {}  # round 1: where each listens; port 0: nowhere
-    dials: Mapping[WorkerId, frozenset[WorkerId]] | None = None  # round 2: who connects to whom
-    unreached: Mapping[WorkerId, frozenset[WorkerId]] = {}  # and in vain to whom
+    dials: Mapping[WorkerId, frozenset[WorkerId]] | None = None  # round 2: each one's targets
+    unreached: Mapping[WorkerId, frozenset[WorkerId]] = {}  # and those that it failed to reach
 
 
 # The phase: which generation the workers are in.
@@ -169,12 +170,13 @@ class Finishing(msgspec.Struct, frozen=True):
 
 
 class Stopping(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody asked for the end of the run."""
+    """The run is being stopped before its end."""
 
     why: str
     since_s: float  # when all were last asked to leave
     announced: bool = False  # a generation with an empty roster is announced
     finishing: bool = False  # a worker has trained to the end meanwhile
+    pauses: bool = False  # once all have left, the run waits for workers to join
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,12 +185,16 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending
     stopped_because: str = ""
 
+    @property
+    def has_trained_to_end(self) -> bool:
+        return self.ending.ok and not self.stopped_because
+
 
 Closing = Finishing | Stopping | Ended
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the coordinator's own clock and the last steps say."""
+    """Times that the coordinator keeps for itself."""
 
     clock_read_s: float | None = None  # when an input last looked at the clock
     recent_steps_s: tuple[float, ...] = ()
@@ -203,7 +209,7 @@ class Throughput(msgspec.Struct, frozen=True):
     reported: tuple[tuple[float, Steps], ...] = ()  # when, and the steps since the one before
 
     def add(self, now_s: float, generation: int, steps: Steps) -> Throughput:
-        """With some more steps. Those of an earlier generation are dropped."""
+        """The throughput with some more steps; those of an earlier generation are dropped."""
         before = self.reported if generation == self.generation else ()
         recent = tuple(entry for entry in before if now_s - entry[0] <= RECENT_S)
         return Throughput(generation, (*recent, (now_s, steps)))
@@ -237,7 +243,7 @@ class RunState(msgspec.Struct, kw_only=True):
     closing: Closing | None = None
     members: dict[WorkerId, RunMember] = {}
     published: dict[str, Published] = {}  # by the workers of the newest generation, by key
-    probe: Probe | None = None  # under way
+    probe: LinkProbe | None = None  # under way
     num_probes: int = 0
     processes: dict[WorkerId, ProcessInfo] = {}
     doubts: dict[WorkerId, Doubt] = {}  # lost workers that may train on

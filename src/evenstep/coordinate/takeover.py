@@ -1,4 +1,4 @@
-"""A run whose coordinator was gone: its workers come back, or are given up."""
+"""Takes over a run from an earlier coordinator: workers reconnect, or are given up."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_END_ANNOUNCEMENTS = 2  # at a step's end, and at once
 def take_over(d: Draft, event: TookOver) -> None:
     """Go on with a run. Its workers may come back until their lease is over."""
     d.cluster = d.brain.cluster
-    if event.stopping:  # no journal has the numbers under which the end was announced
+    if event.stopping:  # the generation that announced the end is in no journal
         d.used_generation = max(d.used_generation, d.number + MAX_END_ANNOUNCEMENTS)
     if d.used_generation > d.number:
-        # Records were lost: whoever is back may train with others than those on record. All who
-        # are on record meet anew, under a number that nobody has used.
+        # Records were lost: workers may train with others than those on record. All on
+        # record meet anew, under a number that was never used.
         d.used_generation += 1
     d.skip_used_generations()
     d.facts = dict(event.facts)

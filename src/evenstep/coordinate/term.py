@@ -30,7 +30,8 @@ log = logging.getLogger("evenstep")
 TERM = "term"
 """In a run folder: the current term."""
 
-NOTICE_S = 1.0  # for a coordinator elsewhere to notice a claim; it looks several times a second
+NOTICE_S = 1.0  # for a coordinator elsewhere to notice a claim; it checks several times a second
+RETRY_S = 1.0  # between attempts to claim a term on a full disk
 
 _PART = f".{TERM}"
 
@@ -45,7 +46,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TermOverError(EvenstepError, RuntimeError):
-    """Another coordinator has taken the run over."""
+    """Another coordinator has taken over the run."""
 
 
 def read_term(folder: Path) -> Term:
@@ -58,21 +59,16 @@ def read_term(folder: Path) -> Term:
 
 
 class Claim:
-    """One coordinator's term. Taking it ends the term of the coordinator before."""
+    """One coordinator's term. Taking it ends the term of the coordinator before.
+
+    If the disk is full, taking over a run waits for room: its workers train on meanwhile.
+    """
 
     def __init__(self, folder: Path, lease_s: float) -> None:
-        self._folder, self._mine, before = folder, Term(), Term()
+        self._folder, self._mine = folder, Term()
         try:
-            with suppress(FileNotFoundError):  # a new run, or one of an older evenstep
-                before = read_term(folder)
+            before = self._take(lease_s)
             self.lease_before_s = before.lease_s
-            self._mine = Term(
-                number=before.number + 1,
-                coordinator=ProcessIdentity.of(os.getpid()),
-                lease_s=max(lease_s, before.lease_s),
-                fence=before.fence,
-            )
-            self._write(self._mine)
             # On this host the folder's lock says that it has ended.
             if before.coordinator and before.coordinator.liveness() is Liveness.UNKNOWN:
                 log.warning(
@@ -88,6 +84,34 @@ class Claim:
             problem = f"cannot be claimed: {e.strerror}"
             damaged = e.errno == errno.EBADMSG
             raise ConfigError(path, problem + (way_out if damaged else "")) from None
+
+    def _take(self, lease_s: float) -> Term:
+        """Claim a term, and return the one before."""
+        is_waiting = False
+        while True:
+            before = Term()
+            with suppress(FileNotFoundError):  # a new run, or one made by an older evenstep
+                before = read_term(self._folder)
+            self._mine = Term(
+                number=before.number + 1,
+                coordinator=ProcessIdentity.of(os.getpid()),
+                lease_s=max(lease_s, before.lease_s),
+                fence=before.fence,
+            )
+            try:
+                self._write(self._mine)
+                return before
+            except OSError as e:
+                if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not before.number:
+                    raise
+                if not is_waiting:
+                    log.warning(
+                        "%s: no room to claim the run (%s). Trying again every %g s; workers that "
+                        "outlived the coordinator before train on until their lease is over",
+                        *(self._folder / TERM, e.strerror, RETRY_S),
+                    )
+                is_waiting = True
+            time.sleep(RETRY_S)
 
     @property
     def number(self) -> int:
