@@ -17,6 +17,8 @@ from tests.faults.cluster import Cluster
 
 pytest.importorskip("accelerate", reason='pip install "evenstep[hf]"')
 
+pytestmark = pytest.mark.long  # `make test-long` installs the framework, `make test` does not
+
 SCRIPT = Path(__file__).with_name("accelerate_train.py")
 PRELOAD = ("evenstep.adapters.accelerate",)
 
@@ -42,12 +44,9 @@ def run(folder: Path, *args: str, faults: tuple[Fault, ...] = (), workers: int) 
     )
 
 
-LONG = pytest.mark.long
 KILLS: tuple[Any, ...] = (
     (("rank3", "bucket", 1), ("leader", "backward", 6), ("rank1", "reduced", 17)),
-    pytest.param(
-        (("rank1", "forward", 0), ("rank2", "stepped", 9), ("leader", "bucket", 29)), marks=LONG
-    ),
+    (("rank1", "forward", 0), ("rank2", "stepped", 9), ("leader", "bucket", 29)),
 )
 
 
@@ -63,7 +62,6 @@ def test_workers_are_killed_in_the_middle_of_windows(
             check(result, plain)
 
 
-@LONG
 def test_workers_miss_results(tmp_path: Path, plain: dict[str, Any]) -> None:
     """Of the first, a middle and the last batch of a window, and the last of an epoch."""
     steps = (4, 6, 13, 19)
@@ -75,7 +73,6 @@ def test_workers_miss_results(tmp_path: Path, plain: dict[str, Any]) -> None:
             check(result, plain)
 
 
-@LONG
 def test_two_processes_under_torchrun(tmp_path: Path, plain: dict[str, Any]) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", str(SCRIPT), "--out", str(tmp_path)]

@@ -24,6 +24,8 @@ from tests.faults.cluster import Cluster
 pytest.importorskip("transformers", reason='pip install "evenstep[hf]"')
 pytest.importorskip("accelerate", reason='pip install "evenstep[hf]"')
 
+pytestmark = pytest.mark.long  # `make test-long` installs the framework, `make test` does not
+
 SCRIPT = Path(__file__).with_name("hf_train.py")
 PRELOAD = ("evenstep.adapters.hf", "transformers.models.gpt2.modeling_gpt2")
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
@@ -68,7 +70,7 @@ def run(folder: Path, *args: str, faults: tuple[Fault, ...] = (), **more: Any) -
     return Cluster(folder, args=args, faults=faults, script=SCRIPT, preload=PRELOAD, **more)
 
 
-@pytest.mark.parametrize("accumulate", [pytest.param("1", marks=pytest.mark.long), "3"])
+@pytest.mark.parametrize("accumulate", ["1", "3"])
 def test_three_workers_train_like_one_process(
     accumulate: str, tmp_path: Path, plain: Plain
 ) -> None:
@@ -92,7 +94,6 @@ CASES: tuple[tuple[str, tuple[Fault, ...]], ...] = (
 )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("accumulate", "faults"), CASES)
 def test_workers_may_be_killed_at_any_point(
     accumulate: str, faults: tuple[Fault, ...], tmp_path: Path, plain: Plain
@@ -114,7 +115,6 @@ def test_workers_may_be_killed_at_any_point(
 MISSED = {"1": (2, 3, 6, 18, 27), "4": (0, 5, 10, 13, 27)}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("accumulate", MISSED)
 def test_workers_that_miss_a_result_go_on_like_the_one_that_has_it(
     accumulate: str, tmp_path: Path, plain: Plain
@@ -142,7 +142,6 @@ BEST = {
 }
 
 
-@pytest.mark.long
 def test_training_stops_early_and_the_best_model_is_loaded(tmp_path: Path, plain: Plain) -> None:
     """The leader is lost while it writes a checkpoint; the next one writes it."""
     args = ("--double", "--patience", "2", "--epochs", "9", "--set", json.dumps(BEST))
@@ -159,7 +158,6 @@ def test_training_stops_early_and_the_best_model_is_loaded(tmp_path: Path, plain
         assert (newest / "trainer_state.json").exists()
 
 
-@pytest.mark.long
 def test_alone_it_trains_like_the_original(tmp_path: Path, plain: Plain) -> None:
     args = ("--double", "--accumulate", "3")
     argv: list[str | Path] = [SCRIPT, "--out", tmp_path, *args]
@@ -169,7 +167,6 @@ def test_alone_it_trains_like_the_original(tmp_path: Path, plain: Plain) -> None
     assert result["steps"] == plain(*args)["steps"]
 
 
-@pytest.mark.long
 def test_under_torchrun_two_processes_train_like_one(tmp_path: Path, plain: Plain) -> None:
     args = ("--double", "--accumulate", "3")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -185,7 +182,6 @@ def test_under_torchrun_two_processes_train_like_one(tmp_path: Path, plain: Plai
     assert [bool(result["writes"]) for result in results] == [True, False]
 
 
-@pytest.mark.long
 def test_the_example_trains_under_torchrun(tmp_path: Path) -> None:
     example = SCRIPT.parents[2] / "examples" / "hugging_face.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -201,7 +197,6 @@ def test_the_example_trains_under_torchrun(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").exists()
 
 
-@pytest.mark.long
 def test_a_worker_that_joins_in_the_middle_of_an_epoch_goes_on_there(
     tmp_path: Path, plain: Plain
 ) -> None:
@@ -224,7 +219,6 @@ def test_a_worker_that_joins_in_the_middle_of_an_epoch_goes_on_there(
         assert min(len(result["steps"]) for result in results.values()) < len(whole)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("more", "tolerance"),
     [(("--model", "lora"), 1e-6), (("--set", '{"bf16": true}'), 2e-2), ((), 1e-6)],
@@ -247,7 +241,6 @@ def test_single_precision_and_less(
             check(result, plain(*args), tolerance)
 
 
-@pytest.mark.long
 def test_a_new_run_continues_from_a_checkpoint_of_trainer(tmp_path: Path, plain: Plain) -> None:
     """In the middle of an epoch, written by the leader of another run, alone."""
     args = ("--double", "--accumulate", "3", "--set", '{"save_total_limit": 9}')
@@ -268,7 +261,6 @@ def test_a_new_run_continues_from_a_checkpoint_of_trainer(tmp_path: Path, plain:
                 assert float((result["model"][name] - tensor).abs().max()) <= 1e-12, name
 
 
-@pytest.mark.long
 def test_a_run_is_resumed_where_it_was_stopped(tmp_path: Path, plain: Plain) -> None:
     args = ["--double", "--accumulate", "3", "--epochs", "10", "--held"]
     options = ["--checkpoint-every", "0.05"]
@@ -323,14 +315,14 @@ def test_a_process_group_of_ddp_is_refused() -> None:
 def test_a_worker_that_joins_within_a_window_takes_the_rest_of_it() -> None:
     """Of the window of three at the end of an epoch, the others have taken the first."""
     import evenstep
-    from evenstep.adapters.hf.batches import Batches
+    from evenstep.adapters.hf.batches import TrainerBatches
 
     model = torch.nn.Linear(1, 1)
     with evenstep.join() as session:
         session.prepare(model, torch.optim.SGD(model.parameters()))
         loader = session.loader(torch.arange(52.0)[:, None], batch=8)
         loader.load_state_dict({**loader.state_dict(), "cursor": 40, "index": 5})
-        batches = Batches(loader, accumulate=4)
+        batches = TrainerBatches(loader, accumulate=4)
         assert batches.begin(epoch=0) == 5
         window = batches.take_window(3)
         assert [batch.window for batch in window] == [3, 3]

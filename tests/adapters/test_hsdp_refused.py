@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from evenstep.adapters import fsdp
 from evenstep.errors import ConfigError
-from evenstep.launch.environment import StaticRank
+from evenstep.launch.ranks import StaticRank
 from evenstep.train.comm.host import Host
 from evenstep.train.comm.model_check import model_digest
 from evenstep.train.job import Job, Options

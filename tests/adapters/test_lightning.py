@@ -22,9 +22,10 @@ from tests.faults.cluster import Cluster
 
 pytest.importorskip("lightning", reason='pip install "evenstep[lightning]"')
 
+pytestmark = pytest.mark.long  # `make test-long` installs the framework, `make test` does not
+
 SCRIPT = Path(__file__).with_name("lightning_train.py")
 PRELOAD = ("evenstep.adapters.lightning",)
-LONG = pytest.mark.long
 
 Plain = Callable[..., dict[str, Any]]
 
@@ -79,11 +80,11 @@ def accumulating(num: int, **more: Any) -> tuple[str, str]:
     "args",
     [
         accumulating(3),
-        pytest.param(("--scheduler", "epoch"), marks=LONG),
-        pytest.param(("--scheduler", "plateau", "--stop"), marks=LONG),
-        pytest.param(("--game",), marks=LONG),
-        pytest.param(accumulating(2, max_steps=7), marks=LONG),
-        pytest.param(("--set", '{"limit_train_batches": 4, "limit_val_batches": 5}'), marks=LONG),
+        ("--scheduler", "epoch"),
+        ("--scheduler", "plateau", "--stop"),
+        ("--game",),
+        accumulating(2, max_steps=7),
+        ("--set", '{"limit_train_batches": 4, "limit_val_batches": 5}'),
     ],
     ids=["accumulate", "epoch", "plateau", "game", "max_steps", "limits"],
 )
@@ -112,7 +113,6 @@ CASES: tuple[tuple[tuple[str, ...], tuple[Fault, ...]], ...] = (
 )
 
 
-@LONG
 @pytest.mark.parametrize(("args", "faults"), CASES)
 def test_workers_may_be_killed_at_any_point(
     args: tuple[str, ...], faults: tuple[Fault, ...], tmp_path: Path, plain: Plain
@@ -128,7 +128,6 @@ def test_workers_may_be_killed_at_any_point(
             check(result, plain(*args), metrics=metrics)
 
 
-@LONG
 @pytest.mark.parametrize("args", [(*accumulating(3), "--unsynced"), ("--scheduler", "epoch")])
 def test_workers_that_miss_a_result_take_over_the_state_of_the_one_that_has_it(
     args: tuple[str, ...], tmp_path: Path, plain: Plain
@@ -148,7 +147,6 @@ def test_workers_that_miss_a_result_take_over_the_state_of_the_one_that_has_it(
             check(result, plain(*args), metrics=0.3)
 
 
-@LONG
 def test_a_worker_that_joins_in_the_middle_of_an_epoch_goes_on_there(
     tmp_path: Path, plain: Plain
 ) -> None:
@@ -171,7 +169,6 @@ def test_a_worker_that_joins_in_the_middle_of_an_epoch_goes_on_there(
         assert sum(result["wrote"] for result in results.values()) == 1
 
 
-@LONG
 def test_workers_that_leave_and_spares_that_come_back_end_like_the_others(
     tmp_path: Path, plain: Plain
 ) -> None:
@@ -199,7 +196,6 @@ def test_workers_that_leave_and_spares_that_come_back_end_like_the_others(
             assert result["lr"] == expected["lr"]
 
 
-@LONG
 @pytest.mark.parametrize(
     ("precision", "tolerance"), [("32-true", 1e-6), ("bf16-mixed", 2e-2)], ids=["float32", "bf16"]
 )
@@ -216,7 +212,6 @@ def test_single_precision_and_less(
             check_model(result, plain(*args), tolerance)
 
 
-@LONG
 @pytest.mark.parametrize("file", ["step=3.ckpt", "step=6.ckpt"])
 def test_a_new_run_continues_from_a_checkpoint_of_lightning(
     file: str, tmp_path: Path, plain: Plain
@@ -238,7 +233,6 @@ def test_a_new_run_continues_from_a_checkpoint_of_lightning(
             assert result["lr"] == expected["lr"]
 
 
-@LONG
 def test_a_run_is_resumed_where_it_was_stopped(tmp_path: Path, plain: Plain) -> None:
     args = accumulating(3, max_epochs=10)
     options = ["--checkpoint-every", "0.05"]
@@ -262,7 +256,6 @@ def test_a_run_is_resumed_where_it_was_stopped(tmp_path: Path, plain: Plain) -> 
         check(result, expected)
 
 
-@LONG
 def test_a_loop_of_fabric_survives_the_loss_of_workers(tmp_path: Path) -> None:
     """It is a plain loop: the session's own loader and `prepare` are all it needs."""
     script = SCRIPT.with_name("fabric_train.py")

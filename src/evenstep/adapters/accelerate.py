@@ -71,9 +71,9 @@ class Accelerator(accelerate.Accelerator):
         prepared = tuple(self._batches(obj) if isinstance(obj, Loader) else obj for obj in prepared)
         return prepared if len(objects) > 1 else prepared[0]
 
-    def _batches(self, loader: Loader) -> Batches:
+    def _batches(self, loader: Loader) -> PreparedLoader:
         self._loader = loader
-        return Batches(self._session, loader, self)
+        return PreparedLoader(self._session, loader, self)
 
     def _do_sync(self) -> None:
         """A window ends by the number of its batch, which a batch that is repeated keeps."""
@@ -94,7 +94,7 @@ class Accelerator(accelerate.Accelerator):
         return super().__getattribute__(name)
 
 
-class Batches:
+class PreparedLoader:
     """What `prepare` returns for a loader: its batches, on the accelerator's device."""
 
     def __init__(self, session: Session, loader: Loader, accelerator: Accelerator) -> None:

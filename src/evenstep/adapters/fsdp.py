@@ -33,8 +33,9 @@ from torch._C._distributed_c10d import FileStore
 
 from evenstep.errors import ConfigError
 from evenstep.launch.die_with_parent import die_with_parent
-from evenstep.launch.environment import StaticRank, read_environment
+from evenstep.launch.environment import read_environment
 from evenstep.launch.logs import show_log_by_default
+from evenstep.launch.ranks import StaticRank
 from evenstep.strict import whole
 from evenstep.train.comm.host import Host, OtherProcesses
 from evenstep.train.join import elastic_session, read_options

@@ -6,11 +6,8 @@ from typing import Any
 
 import transformers.trainer
 
+from evenstep.adapters.epoch import NOTHING, Epoch, MovedError
 from evenstep.train.data.loader import Loader
-
-
-class MovedError(Exception):
-    """The run is at another batch than this worker's loop, which was a spare meanwhile."""
 
 
 class Placeholder(dict[str, Any]):
@@ -20,20 +17,16 @@ class Placeholder(dict[str, Any]):
     window = 1  # batches whose gradients accumulate with it, itself included
 
 
-class Batches:
+class TrainerBatches:
     """What Trainer gets for a loader. `begin` is to be called before each of its epochs."""
 
     def __init__(self, loader: Loader, accumulate: int) -> None:
         self._loader, self._accumulate = loader, accumulate
-        self._epoch = -1
-        self._returned: Any = None  # a batch in hand that was not the expected one
+        self._epoch = Epoch(loader)
 
     def begin(self, epoch: int) -> int:
         """Begin an epoch, or continue it after a move; returns the number of its first batch."""
-        if epoch != self._epoch:
-            self._epoch, self._returned = epoch, None
-            self._loader.set_epoch(epoch)
-            self._iterator = iter(self._loader)
+        self._epoch.begin(epoch)
         self._expected = self._loader.next_index if self._loader.epoch == epoch else 0
         return self._expected
 
@@ -46,16 +39,13 @@ class Batches:
         window[0].taken = next(self)
         return window
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> TrainerBatches:
         return self
 
     def __next__(self) -> Any:
         """The next batch. Raises if the run is elsewhere by now."""
-        batch, self._returned = self._returned, None
-        if batch is None:
-            batch = next(self._iterator, None)
-        if batch is None or self._loader.index != self._expected:
-            self._returned = batch
+        batch = self._epoch.take(lambda: self._loader.index != self._expected)
+        if batch is NOTHING:
             raise MovedError
         self._expected += 1
         return batch
@@ -64,8 +54,8 @@ class Batches:
 class KeepsPosition:
     """While it is entered, `skip_first_batches` leaves loaders as they are.
 
-    Trainer would wrap its loader to skip batches of an epoch that is continued; `Batches` is where
-    the run is anyway.
+    Trainer would wrap its loader to skip batches of an epoch that is continued;
+    `TrainerBatches` is where the run is anyway.
     """
 
     def __enter__(self) -> None:

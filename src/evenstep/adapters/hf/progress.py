@@ -18,7 +18,7 @@ NOT_SHARED = (
 )
 
 
-class Progress:
+class TrainerProgress:
     """A worker that runs the loop makes the same changes as the others; a joiner takes them over.
 
     So the state of others is loaded only by a worker that has begun fewer batches than they have

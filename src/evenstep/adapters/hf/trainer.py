@@ -18,10 +18,11 @@ import transformers
 from accelerate import PartialState
 from transformers.trainer_callback import ProgressCallback
 
+from evenstep.adapters.epoch import MovedError
 from evenstep.adapters.hf.arguments import check_arguments
-from evenstep.adapters.hf.batches import Batches, KeepsPosition, MovedError, Placeholder
+from evenstep.adapters.hf.batches import KeepsPosition, Placeholder, TrainerBatches
 from evenstep.adapters.hf.evaluation import SharedPredictions
-from evenstep.adapters.hf.progress import Progress
+from evenstep.adapters.hf.progress import TrainerProgress
 from evenstep.adapters.single_process import show_rank, without_torchrun
 from evenstep.errors import ConfigError
 from evenstep.train.data.loader import Loader
@@ -40,8 +41,8 @@ class ElasticMixin(transformers.Trainer):
 
     _session: Session | None = None  # while it trains
     _loader: Loader
-    _batches: Batches
-    _progress: Progress
+    _batches: TrainerBatches
+    _progress: TrainerProgress
     _has_result = True  # of the batch at hand; else this worker missed it, and has others' state
     prediction_step: Any
     preprocess_logits_for_metrics: Any
@@ -128,8 +129,8 @@ class ElasticMixin(transformers.Trainer):
         )
         self._prepared = super()._prepare_for_training(max_steps, loader, resume_from_checkpoint)
         session.register("lr_scheduler", self.lr_scheduler)
-        self._progress = Progress(self)
-        self._batches = Batches(loader, self.args.gradient_accumulation_steps)
+        self._progress = TrainerProgress(self)
+        self._batches = TrainerBatches(loader, self.args.gradient_accumulation_steps)
         session.register("trainer", self._progress)
         self.accelerator.backward = self._backward
         if resume_from_checkpoint is not None:
@@ -137,7 +138,7 @@ class ElasticMixin(transformers.Trainer):
             cursor = min(num_batches * loader.batch.size, loader.order.length)
             position = {"epoch": epoch, "cursor": cursor, "index": num_batches}
             loader.load_state_dict({**loader.state_dict(), **position})
-        session.enter()
+        session.framework.enter()
         self._show_rank()
         return loader.epoch, loader.next_index
 
@@ -219,10 +220,10 @@ class ElasticMixin(transformers.Trainer):
         session, items = self._session, self._own_items
         assert session is not None
         num = session.counted if items is None else items if session.counted else 0
-        session.count(num, num * float(loss.detach()) if num else 0.0)
+        session.framework.count(num, num * float(loss.detach()) if num else 0.0)
         if items is not None:
             # A mean over no items may be NaN.
-            factor = num / self._loader.batch.size / session.share if num else 0.0
+            factor = num / self._loader.batch.size / session.framework.share if num else 0.0
             loss = (loss if num else loss.nan_to_num()) * factor
         type(self.accelerator).backward(self.accelerator, loss, **kwargs)
 
@@ -231,7 +232,7 @@ class ElasticMixin(transformers.Trainer):
         assert self._session is not None
         progress, is_last = self._progress, self.accelerator.sync_gradients
         progress.num_done = progress.num_begun
-        counts = self._session.counts
+        counts = self._session.framework.counts
         self._has_result = counts is not None
         if counts is not None:  # else the others have done what follows, and this is their state
             items, loss = counts
@@ -295,7 +296,7 @@ class ElasticMixin(transformers.Trainer):
     def _finalize_training(self, *args: Any) -> Any:
         """Here the model may become that of the best checkpoint."""
         if self._session is not None:
-            self._session.finish()
+            self._session.framework.finish()
         return super()._finalize_training(*args)
 
     def _save_rng_state(self, output_dir: str) -> None:
@@ -305,7 +306,7 @@ class ElasticMixin(transformers.Trainer):
     def floating_point_ops(self, inputs: Any) -> float:
         """Of the whole batch, as if the other workers' samples were as long as this one's."""
         own = float(super().floating_point_ops(inputs))
-        return own if self._session is None else own / (self._session.share or 1.0)
+        return own if self._session is None else own / (self._session.framework.share or 1.0)
 
     # Evaluation.
 

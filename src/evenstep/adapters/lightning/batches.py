@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from evenstep.adapters.lightning.progress import Progress
+from evenstep.adapters.epoch import NOTHING, Epoch
+from evenstep.adapters.lightning.progress import FitProgress
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.data.loader import Loader
 from evenstep.train.data.source import is_stream
@@ -25,55 +26,40 @@ OPTIONS = (
 )
 
 
-class MovedError(Exception):
-    """The run is at another batch than this worker's loop, which was a spare meanwhile."""
-
-
-class Batches:
+class FitBatches:
     """What Lightning gets for the script's DataLoader. Its batches are shared out to all workers.
 
     Its state is the position in the data, which is kept in Lightning's checkpoints.
     """
 
-    def __init__(self, loader: Loader, progress: Progress) -> None:
+    def __init__(self, loader: Loader, progress: FitProgress) -> None:
         self.loader, self._progress = loader, progress
         self.dataset = loader.dataset
-        self._epoch = -1  # of the loop at hand
-        self._iterator: Iterator[Any] = iter(())
-        self._returned: list[Any] = []  # a batch in hand that was not the expected one
+        self._epoch = Epoch(loader)
 
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> FitBatches:
         return self
 
     def __next__(self) -> Any:
-        epoch, expected = self._progress.next_batch
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self.loader.set_epoch(epoch)
-            self._iterator = iter(self.loader)
+        number, expected = self._progress.next_batch
+        self._epoch.begin(number)
         self._progress.is_between = True
-        batches = self._returned or self._iterator
-        self._returned = []
-        for batch in batches:
-            if self._progress.has_moved:
-                self._returned = [batch]
-                break
-            if self.loader.index != expected:
-                raise EvenstepError(
-                    f"Trainer's loop is at batch {expected} of epoch {epoch}, but the run is at "
-                    f"batch {self.loader.index}. Resume with evenstep run --resume."
-                )
-            self._progress.begin_batch()
-            return batch
-        if self._progress.has_moved:
-            raise MovedError
-        raise EvenstepError(
-            f"epoch {epoch} has no batch {expected}, which Trainer's loop expects: it has "
-            f"{len(self)}. Resume with evenstep run --resume."
-        )
+        batch = self._epoch.take(lambda: self._progress.has_moved)
+        if batch is NOTHING:
+            raise EvenstepError(
+                f"epoch {number} has no batch {expected}, which Trainer's loop expects: it has "
+                f"{len(self)}. Resume with evenstep run --resume."
+            )
+        if self.loader.index != expected:
+            raise EvenstepError(
+                f"Trainer's loop is at batch {expected} of epoch {number}, but the run is at "
+                f"batch {self.loader.index}. Resume with evenstep run --resume."
+            )
+        self._progress.begin_batch()
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         return self.loader.state_dict()

@@ -11,11 +11,11 @@ from lightning.pytorch.loops.optimization.closure import AbstractClosure
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from evenstep.adapters.lightning.batches import MovedError
+from evenstep.adapters.epoch import MovedError
 from evenstep.adapters.lightning.collectives import leaders
 from evenstep.adapters.lightning.evaluation import EvaluationLoop
 from evenstep.adapters.lightning.logged import Logged, check_value, of_all_workers, play
-from evenstep.adapters.lightning.progress import Progress
+from evenstep.adapters.lightning.progress import FitProgress
 from evenstep.train.session import Session
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class Attempts:
     """Computes on the batch in hand until the step stands."""
 
     def __init__(
-        self, trainer: Any, session: Session, progress: Progress, stands: Callable[[], None]
+        self, trainer: Any, session: Session, progress: FitProgress, stands: Callable[[], None]
     ) -> None:
         self._trainer, self.session, self.progress = trainer, session, progress
         self._stands = stands

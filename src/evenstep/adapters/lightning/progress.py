@@ -10,8 +10,11 @@ import torch
 from evenstep.adapters.lightning.logged import play
 from evenstep.train.session import Session
 
+# What ModelCheckpoint decides by whether to write, and does not keep in its own state.
+SAVED = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
 
-class Progress:
+
+class FitProgress:
     """A worker that runs the loop makes the same changes as the others; a joiner takes them over.
 
     So the state of others is loaded only by a worker that has begun fewer batches than they have
@@ -76,6 +79,9 @@ class Progress:
                     for callback in trainer.callbacks
                     if (state := callback.state_dict())
                 },
+                "saved": [
+                    [getattr(c, name, None) for name in SAVED] for c in trainer.checkpoint_callbacks
+                ],
                 "metrics": dict(trainer._logger_connector._callback_metrics),
                 "results": self._epoch_results(),
                 "folders": [
@@ -111,6 +117,10 @@ class Progress:
         for callback in trainer.callbacks:
             if callback.state_key in state["callbacks"]:
                 callback.load_state_dict(copy.deepcopy(state["callbacks"][callback.state_key]))
+        for callback, values in zip(trainer.checkpoint_callbacks, state["saved"], strict=True):
+            for name, value in zip(SAVED, values, strict=True):
+                if hasattr(callback, name):
+                    setattr(callback, name, value)
         trainer._logger_connector._callback_metrics.update(state["metrics"])
 
     def restore_current(self) -> None:

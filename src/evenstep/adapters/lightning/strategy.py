@@ -18,11 +18,11 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from evenstep.adapters.lightning.batches import Batches, make_loader
+from evenstep.adapters.lightning.batches import FitBatches, make_loader
 from evenstep.adapters.lightning.collectives import add_up, leaders
 from evenstep.adapters.lightning.evaluation import SharedBatches
 from evenstep.adapters.lightning.loops import Attempts, install
-from evenstep.adapters.lightning.progress import Progress
+from evenstep.adapters.lightning.progress import FitProgress
 from evenstep.adapters.lightning.wrong_use import (
     check_callbacks,
     check_optimizers,
@@ -55,8 +55,8 @@ class Strategy(SingleDeviceStrategy):
         self._weight, self._sync_batchnorm, self._join_options = weight, sync_batchnorm, options
         self._session: Session | None = None
         self._trainer: Any = None
-        self._batches: Batches | None = None
-        self._progress: Progress
+        self._batches: FitBatches | None = None
+        self._progress: FitProgress
 
     @property
     def session(self) -> Session:
@@ -83,9 +83,9 @@ class Strategy(SingleDeviceStrategy):
         if trainer.state.fn != TrainerFn.FITTING:
             return
         check_trainer(trainer)
-        trainer._accelerator_connector.use_distributed_sampler = False  # `Batches` share out
+        trainer._accelerator_connector.use_distributed_sampler = False  # `FitBatches` share out
         self._trainer, self._session = trainer, join(**self._join_options)
-        self._progress = Progress(trainer, self._session)
+        self._progress = FitProgress(trainer, self._session)
         install(trainer, Attempts(trainer, self._session, self._progress, self._show_rank))
         # Nobody writes before ranks are known.
         self._set_rank(self._session.rank if self._session.generation else 1)
@@ -118,7 +118,7 @@ class Strategy(SingleDeviceStrategy):
                 "give one DataLoader, and leave out reload_dataloaders_every_n_epochs",
             )
         loader = make_loader(self._session, dataloader, self._weight)
-        self._batches = Batches(loader, self._progress)
+        self._batches = FitBatches(loader, self._progress)
         return self._batches
 
     @property
@@ -135,7 +135,7 @@ class Strategy(SingleDeviceStrategy):
         if trainer.fit_loop._combined_loader.iterables is not self._batches:
             raise ConfigError("train_dataloader", "give one DataLoader, not a collection of them")
         trainer._signal_connector.teardown()  # SIGTERM is evenstep's notice that a worker leaves
-        session.enter()
+        session.framework.enter()
         led = self.is_global_zero
         self._set_rank(session.rank)
         if self.is_global_zero and not led:
