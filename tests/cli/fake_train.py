@@ -14,10 +14,27 @@ from contextlib import suppress
 from pathlib import Path
 
 from evenstep.launch.environment import CoordinatorAddress, read_environment
-from evenstep.messages import Alive, Done, Failed, Generation, Goodbye, Leaving, Paused
+from evenstep.messages import (
+    Alive,
+    Done,
+    Failed,
+    FromClient,
+    Generation,
+    Goodbye,
+    Leaving,
+    Paused,
+)
 from tests.coordinate.fake import FakeWorker
 
 STEP_S = 0.02
+
+
+class ScriptWorker(FakeWorker):
+    """What it says to a coordinator that is gone is lost; the next poll notices."""
+
+    def say(self, message: FromClient) -> None:
+        with suppress(OSError):
+            super().say(message)
 
 
 def main(num_steps: int, wrong: str = "", who: str = "") -> None:
@@ -26,7 +43,7 @@ def main(num_steps: int, wrong: str = "", who: str = "") -> None:
     if wrong == "import" and where.worker == who:
         raise ImportError("no module named tensorbored")
     address = f"{where.host}:{where.port}"
-    worker = FakeWorker(address, where.token, where.worker, fingerprint=where.fingerprint)
+    worker = ScriptWorker(address, where.token, where.worker, fingerprint=where.fingerprint)
     counter = Path(worker.welcome.run) / "steps"
     say(f"{worker.id} is here, resuming {worker.welcome.resume or 'nothing'}")
     signal.signal(signal.SIGTERM, lambda *_: worker.say(Leaving(why="SIGTERM")))
@@ -49,11 +66,11 @@ def train(worker: FakeWorker, counter: Path, num_steps: int, wrong: str) -> None
             say(f"{worker.id} is back")
             continue
         match message:
-            case Goodbye():
-                return
+            case Goodbye(trained=trained):
+                sys.exit(0 if trained else os.EX_TEMPFAIL)
             case Paused():
                 paused = True
-            case Generation(number=number, roster=roster, planned=planned):
+            case Generation(number=number, roster=roster):
                 paused = False
                 if not roster and worker.generation and worker.generation.roster[0] == worker.id:
                     (Path(worker.welcome.run) / "checkpoints" / f"step-{steps}.pt").touch()
@@ -64,7 +81,7 @@ def train(worker: FakeWorker, counter: Path, num_steps: int, wrong: str) -> None
                         worker.close()
                         say(f"{worker.id} lingers")
                         time.sleep(600)
-                    sys.exit(0 if planned else os.EX_TEMPFAIL)
+                    sys.exit(os.EX_TEMPFAIL)
                 worker.begin(message)
                 say(f"{worker.id} begins {number} of {len(roster)}")
         generation = worker.generation
@@ -81,8 +98,7 @@ def train(worker: FakeWorker, counter: Path, num_steps: int, wrong: str) -> None
             say(f"{worker.id} hangs")
             time.sleep(600)
         if generation.roster[0] == worker.id:
-            with suppress(OSError):  # the coordinator may be gone: noticed at the next poll
-                worker.step(steps)
+            worker.step(steps)
             _write(counter, steps + 1)
     worker.say(Done(step=steps))
     worker.hear(Goodbye)

@@ -102,6 +102,7 @@ def test_from_another_host_a_run_is_reached_at_its_remote_address(tmp_path: Path
         find_coordinator(str(tmp_path))
 
 
+@pytest.mark.long  # workers give up after two minutes
 def test_a_run_whose_coordinator_does_not_come_back_is_tried_again_later(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: Path
 ) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.cli.installed import install
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_heuristic"
 EVENSTEP = Path(sys.executable).with_name("evenstep")
@@ -17,17 +16,8 @@ EVENSTEP = Path(sys.executable).with_name("evenstep")
 
 @pytest.fixture
 def installed(tmp_path: Path) -> dict[str, str]:
-    """An environment with the heuristic installed as pip would do it."""
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    shutil.copy(EXAMPLE / "evenstep_deadline.py", tmp_path)
-    info = tmp_path / "evenstep_deadline-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
-    lines = []
-    for group, names in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {where}" for name, where in names.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+    """An environment with the heuristic installed."""
+    return install(EXAMPLE, tmp_path)
 
 
 def run(env: dict[str, str], scale: str, script: Path) -> subprocess.CompletedProcess[str]:
@@ -76,7 +66,7 @@ def test_invalid_options_are_refused_before_anything_starts(
     ("options", "message"),
     [
         (["--workers", "3:3", "--scale", "efficiency"], "needs a range of sizes"),
-        (["--workers", "3:2"], "need 1 <= MIN <= MAX"),
+        (["--workers", "3:2"], "need MIN <= MAX and MAX >= 1"),
         (["--workers", "1:3", "--min", "5"], "need 1 <= min <= max, got 5 and 3"),
         (["--price", "cheap"], "expected PRICE or KIND=PRICE"),
         (["--price", "-1"], "must be 0 or more"),

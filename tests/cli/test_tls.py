@@ -66,7 +66,7 @@ def test_workers_and_commands_need_the_token_file_and_nothing_else(
         second.send_signal(signal.SIGINT)
         said = ended(second)
         assert said.returncode == 0
-        assert ended(guest).returncode == 0
+        assert ended(guest).returncode == 75  # the run was stopped before its end
         seen = proxy.sent + proxy.answered
     assert (run / TLS).read_bytes() == certificate
     assert (run / "token").read_text().split() == [token, fingerprint]

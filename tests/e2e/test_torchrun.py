@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.testbed.fork_server import fork_server
+
+from evenstep.launch.environment import torchrun_variables
 
 HERE = Path(__file__).parent
 
@@ -21,18 +24,29 @@ def torchrun(num: int, script: str, *args: str) -> subprocess.CompletedProcess[s
 LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["0"], pytest.param(["2"], marks=LONG), pytest.param(["0", "compiled"], marks=LONG)],
-    ids=" ".join,
-)
-def test_each_sample_counts_once_an_epoch_while_plans_change(
-    tmp_path: Path, options: list[str]
-) -> None:
+def test_each_sample_counts_once_an_epoch_while_plans_change(tmp_path: Path) -> None:
+    """Three ranks with torchrun's variables, in processes that start faster than by torchrun."""
+    log, shared = tmp_path / "log", torchrun_variables(3)
+    argv: list[str | Path] = [HERE / "count_samples.py", tmp_path, "0"]
+    ranks = [
+        fork_server().run(argv, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, log)
+        for rank in range(3)
+    ]
+    assert [rank.wait() for rank in ranks] == [0, 0, 0], log.read_text()
+    check_ranks(tmp_path)
+
+
+@LONG
+@pytest.mark.parametrize("options", [["0"], ["2"], ["0", "compiled"]], ids=" ".join)
+def test_so_it_does_under_torchrun(tmp_path: Path, options: list[str]) -> None:
     """Without loader workers, with two of them, and with a compiled model."""
     done = torchrun(3, "count_samples.py", str(tmp_path), *options)
     assert done.returncode == 0, done.stderr
-    ranks = [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(3)]
+    check_ranks(tmp_path)
+
+
+def check_ranks(folder: Path) -> None:
+    ranks = [json.loads((folder / f"{r}.json").read_text()) for r in range(3)]
     assert len({len(r["epochs"]) for r in ranks}) == 1
     for epoch in range(len(ranks[0]["epochs"])):
         assert sorted(i for r in ranks for i in r["epochs"][epoch]) == list(range(203))

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -112,5 +112,6 @@ class Cluster(LiveRun):
     def _kill_all(self) -> None:
         for worker in self._workers.values():
             if worker.returncode is None:
-                os.kill(worker.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # its end is not noticed yet
+                    os.kill(worker.pid, signal.SIGKILL)
                 worker.wait()

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, WeightedRandomSampler
 
 import evenstep
 from evenstep.train.comm.group import WorkerLostError
-from evenstep.train.reduce.reducer import BUCKET_BYTES
+from evenstep.train.reduce.bucket import BUCKET_BYTES
 
 BATCH, SAMPLES = 24, 240
 
@@ -430,6 +430,36 @@ def break_early(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Mod
     return model
 
 
+def left_at_its_end(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Leave each epoch after its last batch without asking for its end, then evaluate.
+
+    In the last batch of the second epoch, a held run waits for a file `gate`.
+    """
+    model = net()
+    install_faults(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    session.prepare(model, optimizer)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    for _ in session.epochs(hold.num_epochs):
+        for x, y in loader:
+            is_last = loader.num_left(2) == 1
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            if session.step == 19 and hold.is_on:
+                logging.info("at the gate")
+                hold.wait_for("gate")
+            loss.backward()
+            optimizer.step()
+            if is_last:
+                break
+        correct = session.sum(torch.ones(3, dtype=torch.float64))
+        if correct.tolist() != [session.world] * 3:
+            raise AssertionError(f"{correct} of {session.world} workers")
+        if hold.is_over():
+            break
+    return model
+
+
 class Shards(IterableDataset[int]):
     """Numbers of samples, shuffled in a buffer by torch's generator, as shards are.
 
@@ -448,8 +478,11 @@ class Shards(IterableDataset[int]):
         yield from buffer
 
 
-def over(dataset: Any, **options: Any) -> Callable[..., nn.Module]:
-    """A loop that accumulates two batches, over data in another order."""
+def over(dataset: Any, gate: int = -1, **options: Any) -> Callable[..., nn.Module]:
+    """A loop that accumulates two batches, over data in another order.
+
+    In the step `gate`, a held run waits for a file of that name.
+    """
 
     def loop(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
         model = net()
@@ -463,6 +496,9 @@ def over(dataset: Any, **options: Any) -> Callable[..., nn.Module]:
                     faults.at("forward")
                     loss = nn.functional.mse_loss(model(x), y) / len(window)
                     hold.step()
+                    if session.step == gate and hold.is_on:
+                        logging.info("at the gate")
+                        hold.wait_for("gate")
                     faults.at("backward")
                     loss.backward()
                     faults.at("reduced")
@@ -584,13 +620,14 @@ LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "alternate": alternate,
     "sums": sums,
     "break_early": break_early,
+    "left_at_its_end": left_at_its_end,
     "slow_backward": slow_backward,
     "in_steps": over(Numbers(100), steps=10),
     "replaced": over(Numbers(SAMPLES), replacement=True),
     "weighted": over(Numbers(SAMPLES), sampler=WeightedRandomSampler(WEIGHTS, SAMPLES)),
     "streamed": over(Shards(), transform=Numbers(SAMPLES).__getitem__),
     "stream_steps": over(Shards(), transform=Numbers(SAMPLES).__getitem__, steps=7, num_workers=2),
-    "other_stream": over(Shards(other="w3"), transform=Numbers(SAMPLES).__getitem__),
+    "other_stream": over(Shards(other="w3"), gate=12, transform=Numbers(SAMPLES).__getitem__),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,14 @@ from bench.chaos.report import load_faults, save_faults, summary
 from bench.testbed.ledger import Line, lost_and_repeated, read_ledger
 
 KINDS = {**fl.ANYWHERE, **fl.ONE_HOST, **fl.SMALL_DISK, **fl.HOSTS}
+
+
+@pytest.fixture(autouse=True)
+def _sigterm_as_before() -> Iterator[None]:
+    """`main` handles it, and so would processes that later tests fork."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_a_run_through_thirty_faults_ends_where_one_process_ends() -> None:

@@ -55,6 +55,13 @@ def told(run: CliRun, words: str) -> int:
     return len(re.findall(words, run.output()))
 
 
+def assert_told_once_each_time(run: CliRun, file: str) -> None:
+    """There may be room for a while: as old checkpoints are removed, before a new one takes it."""
+    said = re.findall(f"{file}: (cannot be|is) written", run.output())
+    assert said
+    assert said == ["cannot be", "is"] * (len(said) // 2)
+
+
 def steps_on(run: CliRun, num: int) -> None:
     run.until_step(run.status()["step"] + num)
 
@@ -99,8 +106,7 @@ def test_a_full_disk_is_borne_and_written_again_when_there_is_room(
             steps_on(run, 10)
             assert run.finish() == 0
             for file in files:
-                assert told(run, f"{file}: cannot be written") == 1
-                assert told(run, f"{file}: is written again") == 1
+                assert_told_once_each_time(run, file)
             assert_same_as(alone, run)
             assert "each decided as recorded" in evenstep("replay", folder)
 

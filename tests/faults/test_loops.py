@@ -53,7 +53,18 @@ CASES: list[tuple[str, tuple[Fault, ...]]] = [  # in sequence; six workers at th
 
 
 # Others take the same ways through the session.
-ONLY_LONG = {"numbered", "columns", "rollouts", "rates", "break_early", "in_steps", "replaced"}
+ONLY_LONG = {
+    "alternate",
+    "attempts",
+    "break_early",
+    "columns",
+    "in_steps",
+    "numbered",
+    "rates",
+    "replaced",
+    "rollouts",
+    "weighted",
+}
 
 
 def case(i: int) -> Any:
@@ -80,7 +91,7 @@ def test_survivors_end_where_one_process_ends(
     "loop",
     [
         "in_windows",
-        "attempts",
+        pytest.param("attempts", marks=LONG),
         pytest.param("numbered", marks=LONG),
         pytest.param("sums", marks=LONG),
     ],
@@ -195,7 +206,7 @@ def test_a_worker_that_joins_a_loop_over_plain_epochs_begins_in_the_runs_epoch(
         assert all(same(result, expected) for result in run.results().values())
 
 
-@pytest.mark.parametrize("loop", ["weighted", "streamed"])
+@pytest.mark.parametrize("loop", [pytest.param("weighted", marks=LONG), "streamed"])
 def test_workers_that_join_or_resume_go_on_in_the_data_of_the_others(
     loop: str, tmp_path: Path, alone: Alone
 ) -> None:
@@ -216,11 +227,32 @@ def test_workers_that_join_or_resume_go_on_in_the_data_of_the_others(
         assert all(same(result, expected) for result in run.results().values())
 
 
+def test_nobody_joins_between_an_epoch_and_the_sums_after_it(tmp_path: Path, alone: Alone) -> None:
+    """A joiner would begin the next epoch, and not take part in them."""
+    args = ["--loop", "left_at_its_end", *HELD]
+    with Cluster(tmp_path, workers=3, max_workers=4, args=args, script=LOOPS) as run:
+        status = run.until_training(3)
+        until(lambda: run.output().count("at the gate") == 3)
+        run.ask("scale", num_workers=4)
+        run.until(
+            lambda s: any(w["state"] == "training" and w["rank"] is None for w in s["workers"])
+        )
+        (run.out / "gate").touch()
+        run.until_training(4, after=status["generation"])
+        run.until_step(25)
+        assert run.finish() == 0
+        expected = alone(*args, *run.epochs, script=LOOPS)
+        assert len(run.results()) == 4
+        assert all(same(result, expected) for result in run.results().values())
+
+
 def test_a_joiner_whose_stream_differs_is_left_out(tmp_path: Path, alone: Alone) -> None:
     args = ["--loop", "other_stream", *HELD]
     with Cluster(tmp_path, workers=3, restarts=1, args=args, script=LOOPS) as run:
-        run.until_step(13)
+        until(lambda: run.output().count("at the gate") == 3)
         run.signal("w1")  # its replacement is w3
+        run.until(lambda s: any(w["state"] == "ready" for w in s["workers"]))
+        (run.out / "gate").touch()
         until(lambda: "gives the samples of epoch" in run.output())
         run.until_training(2)
         assert run.finish() == 0

@@ -14,6 +14,7 @@ from tests.faults.conftest import Alone
 ARGS = [*HELD, "--sum"]
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path: Path, alone: Alone) -> None:
     with CliRun(tmp_path, workers="2", args=ARGS) as run:
         step = run.until_step(20)["step"]
@@ -27,7 +28,8 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path: Path, alone: Alone)
         assert all(same(result, alone(*args)) for result in run.results().values())
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--tls",), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("options", [(), ("--tls",)])
 def test_a_killed_worker_and_a_killed_coordinator_are_replaced(
     tmp_path: Path, alone: Alone, options: tuple[str, ...]
 ) -> None:

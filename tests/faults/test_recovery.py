@@ -15,14 +15,14 @@ from tests.faults.cluster import Cluster
 from tests.faults.conftest import Alone
 
 CASES: list[tuple[Fault, ...]] = [
-    *[(("rank3", point, 7), ("leader", point, 17)) for point in ("forward", "bucket", "reduced")],
+    *[(("rank3", point, 7), ("leader", point, 17)) for point in ("forward", "bucket")],
     (("rank2", "epoch", 10), ("leader", "epoch", 20)),  # before the sum at the epoch's end
-    (("rank1", "reduced", 9), ("rank3", "backward", 9)),  # two in the epoch's last step
     (("rank3", "reduced", 7), ("leader", "handover", -1)),
     (("rank4", "checkpoint", -1), ("leader", "checkpoint", -1)),
 ]
 MORE: list[tuple[Fault, ...]] = [
-    *[(("rank3", point, 7), ("leader", point, 17)) for point in ("backward", "stepped")],
+    *[(("rank3", point, 7), ("leader", point, 17)) for point in ("backward", "reduced", "stepped")],
+    (("rank1", "reduced", 9), ("rank3", "backward", 9)),  # two in the epoch's last step
     (("rank1", "backward", 7), ("rank2", "backward", 7)),
     (("leader", "backward", 7), ("rank3", "bucket", 7)),
     (("rank3", "backward", 7), ("leader", "rendezvous", 7)),  # the next leader, during rendezvous

@@ -198,7 +198,7 @@ def test_a_spare_rejoins_without_a_restart(tmp_path: Path, alone: Alone) -> None
         run.until_training(2)
         run.ask("scale", num_workers=3)
         status, there = run.until_training(3), run.pids()
-        for _ in range(3):
+        for _ in range(2):
             run.ask("scale", num_workers=2)
             status = run.until_training(2, after=status["generation"])
             (spare,) = [w for w in run.status()["workers"] if w["state"] == "spare"]

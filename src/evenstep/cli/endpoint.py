@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
 from evenstep.coordinate.addresses import EVERYWHERE, outward_address
-from evenstep.coordinate.client import ask_from
+from evenstep.coordinate.client import UnreachableError, ask_from
 from evenstep.coordinate.run_folder import address_from_here, read_addresses
 from evenstep.errors import ConfigError
 from evenstep.identity import Credentials
@@ -72,18 +73,15 @@ def _address_in(folder: Path) -> str:
             f"HOST:PORT instead of the folder, with an address of that host and port {port}",
         ) from None
     if not address:
-        raise ConfigError(str(folder), "has no coordinator: no run has been started in it")
+        raise UnreachableError(f"{folder} has no coordinator: no run has been started in it.")
     return address
 
 
-def reachable_address(coordinator: CoordinatorAddress) -> str:
-    """Where other hosts reach this one; empty if the coordinator is on loopback.
-
-    Asks the coordinator, so that a wrong token is reported before the script starts.
-    """
+def ask_status(coordinator: CoordinatorAddress) -> tuple[dict[str, Any], str]:
+    """The run's status, and where other hosts reach this one: empty if both are on loopback."""
     c, request = coordinator, Ask(proof="", what="status")
-    _, local = ask_from(c.host, c.port, c.token, request, c.fingerprint)
-    return advertised_address(c.host, local)
+    told, local = ask_from(c.host, c.port, c.token, request, c.fingerprint)
+    return told, advertised_address(c.host, local)
 
 
 def advertised_address(host: str, local: str) -> str:

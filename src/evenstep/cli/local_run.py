@@ -10,12 +10,14 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from evenstep.cli.endpoint import advertised_address
+from evenstep.cli.live_view import live_view, log_above
+from evenstep.cli.page_beside import page_beside
 from evenstep.cli.ports import control_port, data_ports
 from evenstep.cli.signals import StopRequests, discard_output, echo, piped_outputs, stop_signals
 from evenstep.coordinate.addresses import EVERYWHERE
@@ -35,11 +37,14 @@ from evenstep.coordinate.run_folder import RunFolder
 from evenstep.coordinate.service import Service
 from evenstep.errors import ConfigError
 from evenstep.launch.local import LocalLauncher, worker_environment
+from evenstep.observe.feed import SinkFeed
+from evenstep.observe.tally import Totals
 from evenstep.types import WorkerId, listed
 
 log = logging.getLogger("evenstep")
 
 GRACE_S = 10.0  # for the other workers to exit when one has failed
+LINGER_S = 5.0  # for workers that join too late to hear that nothing is left to do
 LEAVE_S = 60.0  # for the process of a worker that has left the run to exit
 POLL_S = 5.0  # between two checks for processes that still run
 
@@ -58,15 +63,22 @@ class LocalRun:
         command: list[str],
         *,
         size_asked: bool,
+        with_page: bool = False,
+        sinks: SinkFeed | None = None,
+        hands_over: bool = False,
         clock: Callable[[], float] = time.monotonic,
         leave_s: float = LEAVE_S,
+        linger_s: float = LINGER_S,
     ) -> None:
-        self._clock, self._leave_s = clock, leave_s
+        self._clock, self._leave_s, self._linger_s = clock, leave_s, linger_s
+        self._hands_over = hands_over
         self._folder, self._command = folder, command
         self._num_workers, self._size_asked = num_workers, size_asked
+        self._with_page = with_page
+        self._terms = terms
         bound = f":{terms.max_workers}" if terms.max_workers < MAX_WORKERS else ""
         about = {"script": Path(command[0]).name, "workers": f"{num_workers}{bound}"}
-        self._service = Service(folder, terms, about)
+        self._service = Service(folder, terms, about, sinks)
         self._requests = StopRequests(clock)
         self._launcher: LocalLauncher
         self._killed = False
@@ -85,29 +97,49 @@ class LocalRun:
             loop.add_signal_handler(number, self.on_signal, number)
         for fd in piped_outputs():  # the write end of a pipe is never readable: its reader is gone
             loop.add_reader(fd, self._reader_gone, fd)
-        try:
-            service = self._service
-            echo(f"evenstep: run {self._folder.path}, coordinator at {address}")
-            log.info("%s", control_port(service.server.sockets, self._folder.fingerprint))
-            if self._num_workers:
-                log.info("%s", data_ports(advertised_address(host, host) or "127.0.0.1"))
-            for worker, pid in self._folder.outlived().items():
-                launcher.adopt(worker, pid)
-                service.handle(Adopted(worker=worker))
-            service.handle(StartAsked(num_workers=self._num_workers, explicit=self._size_asked))
+        with log_above(launcher.console):
+            try:
+                return await self._train(launcher, host, address)
+            finally:
+                await launcher.close()
+                await self._service.close()
+
+    async def _train(self, launcher: LocalLauncher, host: str, address: str) -> Ending:
+        service = self._service
+        echo(f"evenstep: run {self._folder.path}, coordinator at {address}")
+        log.info("%s", control_port(service.server.sockets, self._folder.fingerprint))
+        if self._num_workers:
+            log.info("%s", data_ports(advertised_address(host, host) or "127.0.0.1"))
+        if not self._num_workers:
+            log.info("%s", _how_to_join(self._folder.path, address, self._command[0]))
+        for worker, pid in self._folder.outlived().items():
+            launcher.adopt(worker, pid)
+            service.handle(Adopted(worker=worker))
+        service.handle(StartAsked(num_workers=self._num_workers, explicit=self._size_asked))
+        page = page_beside(self._folder.path) if self._with_page else nullcontext()
+        async with page:
+            return await self._train_to_end(launcher)
+
+    async def _train_to_end(self, launcher: LocalLauncher) -> Ending:
+        service = self._service
+        async with live_view(service.status, launcher.console, sys.stdout):
             ending = await service.ending()
-            for worker in service.state.running_processes - service.state.rostered:
-                launcher.stop(worker)
-            if ending.ok:
-                await self._await_processes()
-            await launcher.close(0.0 if self._killed else GRACE_S)
-            ending = await service.ending()  # a script may also fail after training
-            if ending.ok and self._cut_short:
-                return replace(ending, why=f"{ending.why}; {self._cut_short}")
-            return ending
-        finally:
-            await launcher.close()
-            await self._service.close()
+        for worker in service.state.running_processes - service.state.rostered:
+            launcher.stop(worker)
+        if ending.ok:
+            await self._await_processes()
+            if self._terms.awaits_joiners and service.status()["trained_to_end"]:
+                await asyncio.sleep(self._linger_s)
+        await launcher.close(0.0 if self._killed else GRACE_S)
+        ending = await service.ending()  # a script may also fail after training
+        if ending.ok and self._cut_short:
+            return replace(ending, why=f"{ending.why}; {self._cut_short}")
+        return ending
+
+    @property
+    def totals(self) -> Totals:
+        """Of the run up to now."""
+        return self._service.totals
 
     async def _await_processes(self) -> None:
         """Wait for the workers' processes after the run has ended.
@@ -172,6 +204,9 @@ class LocalRun:
 
     def on_signal(self, number: int) -> None:
         """First request: stop gracefully; second: kill. After the run: terminate the scripts."""
+        if self._hands_over and number == signal.SIGTERM:
+            echo("evenstep: SIGTERM: ending at once; the workers train on without a coordinator")
+            os._exit(os.EX_TEMPFAIL)  # as if it had been killed: nothing is announced
         if not self._requests.count_signal():
             return
         name, service = signal.Signals(number).name, self._service
@@ -191,3 +226,11 @@ class LocalRun:
             self._killed = True
             for worker in running:
                 self._launcher.kill(worker)
+
+
+def _how_to_join(folder: Path, address: str, script: str) -> str:
+    """What a run that starts no workers waits for."""
+    return (
+        "no workers are started here: waiting for them to join by `evenstep join --token-file "
+        f"{folder / 'token'} {address} {script}`, with a copy of that file"
+    )

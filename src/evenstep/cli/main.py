@@ -18,10 +18,13 @@ COMMANDS = {
     "run": "Train a script on workers that may join, leave and fail.",
     "join": "Add a worker on this machine to a run.",
     "status": "Show the workers of a run, and how fast they are.",
+    "top": "Watch a run, live.",
+    "page": "Show a run in a browser.",
     "scale": "Change the number of workers of a run.",
     "drain": "Let a worker leave a run at the end of a step.",
     "simulate": "Run a scenario on a virtual clock and compare policies.",
     "verify": "Train a few steps alone and on uneven workers, and compare.",
+    "report": "Write pictures and figures of runs to one HTML file.",
     "replay": "Decide a recorded run again and show what differs.",
 }
 OPERATORS = ("status", "scale", "drain")  # share a module

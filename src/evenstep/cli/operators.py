@@ -14,7 +14,16 @@ from evenstep.cli.table import table
 from evenstep.coordinate.client import ask
 from evenstep.identity import check_worker_name
 from evenstep.messages import Ask
+from evenstep.types import counted
 
+WAITING, ENDING = 3, 4  # exit codes of `status --check`; 0: workers train
+CHECK_CODES = {
+    "training": 0,
+    "regrouping": 0,
+    "finishing": ENDING,
+    "stopping": ENDING,
+    "ended": ENDING,
+}
 STATUS_HEAD = ("worker", "rank", "share", "compute", "wait", "state")
 
 
@@ -27,18 +36,29 @@ def ask_coordinator(run: str, token_file: Path | None, what: str, **about: Any) 
 @click.command("status")
 @click.argument("run")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
+@click.option("--check", is_flag=True, help="Print one line, and exit with a code for the state.")
 @token_option
-def status_command(run: str, as_json: bool, token_file: Path | None) -> None:
-    """Show the state and the workers of RUN, a folder or HOST:PORT."""
+@click.pass_context
+def status_command(
+    ctx: click.Context, run: str, as_json: bool, check: bool, token_file: Path | None
+) -> None:
+    """Show the state and the workers of RUN, a folder or HOST:PORT.
+
+    \b
+    Exit codes with --check; without it, 0 for every state:
+      0    workers train
+      3    none does yet, or at the moment: it starts, is paused or waits for workers
+      4    the run ends: it is finishing, stopping or ended
+      2    no coordinator answers, or the token is wrong
+    """
     status = ask_coordinator(run, token_file, "status")
+    if check:
+        click.echo(_state_line(status))
+        ctx.exit(CHECK_CODES.get(status["state"], WAITING))
     if as_json:
         click.echo(json.dumps(status))
         return
-    why = f" ({status['reason']})" if status["reason"] else ""
-    click.echo(
-        f"{status['state']}{why}: generation {status['generation']}, step {status['step']}, "
-        f"{status['samples_per_s']:g} samples/s"
-    )
+    click.echo(_state_line(status))
     click.echo(table(STATUS_HEAD, map(_status_row, status["workers"])))
     for worker, reason in status["left_out"].items():
         click.echo(f"{worker} is left out: {reason}")
@@ -47,6 +67,14 @@ def status_command(run: str, as_json: bool, token_file: Path | None) -> None:
         click.echo(f"refused: {refused}")
     for problem in status["problems"]:
         click.echo(f"{problem}; the run goes on")
+
+
+def _state_line(status: dict[str, Any]) -> str:
+    why = f" ({status['reason']})" if status["reason"] else ""
+    return (
+        f"{status['state']}{why}: generation {status['generation']}, step {status['step']}, "
+        f"{status['samples_per_s']:g} samples/s"
+    )
 
 
 def _status_row(worker: dict[str, Any]) -> tuple[str, ...]:
@@ -81,7 +109,7 @@ def scale_command(run: str, num_workers: int, token_file: Path | None) -> None:
     first, leave at the end of a step.
     """
     answer = ask_coordinator(run, token_file, "scale", num_workers=num_workers)
-    click.echo(f"{answer['num_workers']} workers asked for")
+    click.echo(f"asked for {counted(answer['num_workers'])}")
 
 
 @click.command("drain")

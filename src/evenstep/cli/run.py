@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import logging
 import math
+import secrets
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import click
 import msgspec
 
 from evenstep.cli.local_run import LocalRun
+from evenstep.cli.page_beside import check_page
 from evenstep.cli.signals import discard_unwritable, echo
 from evenstep.config import Settings
 from evenstep.coordinate.events import MAX_WORKERS, Terms
@@ -23,7 +25,11 @@ from evenstep.coordinate.salvage import read_header
 from evenstep.coordinate.tls import make_certificate, pem_fingerprint, server_context, shortened
 from evenstep.engine import assemble
 from evenstep.errors import ConfigError
+from evenstep.launch.environment import read_credentials
 from evenstep.launch.logs import show_log
+from evenstep.observe.feed import SinkFeed
+from evenstep.observe.sinks import open_sinks
+from evenstep.observe.summary import summary
 from evenstep.strict import build, override, require_name
 from evenstep.types import MOST_SAMPLES
 
@@ -41,7 +47,8 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--workers",
     metavar="N|MIN:MAX",
-    help="Workers to start here; MIN:MAX also bounds the run.  [default: 1]",
+    help="Workers to start here; MIN:MAX also bounds the run. 0 or 0:MAX: none, it waits for "
+    "`evenstep join`.  [default: 1]",
 )
 @click.option("--min", type=click.IntRange(min=1), help="Pause below this many workers.")
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="Folder for a new run.")
@@ -67,6 +74,16 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     help="Surplus workers to keep ready, so that they can rejoin without start-up.",
 )
 @click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a setting.")
+@click.option(
+    "--page", is_flag=True, help="Serve a live page of the run on loopback, and print its URL."
+)
+@click.option(
+    "--sink",
+    "sinks",
+    multiple=True,
+    metavar="NAME:TARGET",
+    help="Write the run's figures every 5 s: jsonlines:FILE, tensorboard:FOLDER, prometheus:FILE.",
+)
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--port",
@@ -91,6 +108,17 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     "--checkpoint-every", default=60.0, type=POSITIVE, help="Seconds between checkpoints."
 )
 @click.option("--keep", default=3, type=click.IntRange(min=1), help="Checkpoints to keep.")
+@click.option(
+    "--token-file",
+    type=FILE,
+    help="The token of a new run, as in a secret that its workers have, too.  [default: random]",
+)
+@click.option(
+    "--hand-over",
+    is_flag=True,
+    help="End at once on SIGTERM, with code 75, and leave the workers training for a coordinator "
+    "that resumes the run.",
+)
 @click.option("--tls", is_flag=True, help="Encrypt control connections: makes a certificate.")
 @click.option("--tls-cert", type=FILE, help="The same with a certificate of your own (PEM).")
 @click.option("--tls-key", type=FILE, help="Private key of that certificate (PEM).")
@@ -101,8 +129,11 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
     Each worker runs `python SCRIPT ARGS`; options of run go before SCRIPT. Ctrl-C, SIGTERM, a
     closed terminal (SIGHUP) or output that nobody reads any more (`| head`) stops the run
     gracefully, with a checkpoint; a second signal, at least a second later, kills it. Exit code 0:
-    trained to the end, or stopped gracefully. 1: the script failed, or no worker is left.
+    trained to the end, or stopped gracefully. 1: the script failed, or no worker is left. 75:
+    SIGTERM with --hand-over.
     """
+    if options["page"]:
+        check_page()
     _check_tls(options["tls"], options["tls_cert"], options["tls_key"])
     old = _open_folder(options["folder"], options["resume"])
     header = read_header(old.journal) if old is not None else None
@@ -119,7 +150,10 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
     settings = _check_settings(sets, workers.sets, resumed=header is not None)
     prices = _worker_prices(options["prices"])
     new = options["folder"] or _new_folder(script)
-    folder = old or RunFolder.make(new, *_new_certificate(options["tls"], options["tls_cert"]))
+    token = _given_token(options["token_file"], old)
+    folder = old or RunFolder.make(
+        new, *_new_certificate(options["tls"], options["tls_cert"]), token=token
+    )
     try:
         tls = _server_tls(folder, options["tls_cert"], options["tls_key"], asked=options["tls"])
         terms = Terms(
@@ -134,14 +168,25 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
             restarts=options["restarts"],
             spares=options["spares"],
             prices=prices,
+            awaits_joiners=workers.start == 0,
         )
         show_log()
         # MIN:MAX asks for no particular size, and neither does a run resumed without --workers.
-        size_asked = ":" not in (options["workers"] or ":")
-        if max(1, workers.start) < settings.workers.min:
+        size_asked = workers.start == 0 or ":" not in (options["workers"] or ":")
+        if 0 < workers.start < settings.workers.min:
             log.warning("%s", _too_few(workers.start, settings.workers.min, folder.path))
         command = [str(script), *args]
-        run = LocalRun(folder, terms, workers.start, command, size_asked=size_asked)
+        sinks = SinkFeed(open_sinks(options["sinks"], "--sink"))
+        run = LocalRun(
+            folder,
+            terms,
+            workers.start,
+            command,
+            size_asked=size_asked,
+            sinks=sinks,
+            with_page=options["page"],
+            hands_over=options["hand_over"],
+        )
         ending = asyncio.run(run.run_to_end(options["host"], options["port"], tls))
     except BaseException:
         if old is None and not folder.address():  # the coordinator never listened
@@ -153,6 +198,11 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
     saved = f"newest checkpoint: {newest}" if newest else "no checkpoint"
     why = ending.why.rstrip(".")
     echo(f"evenstep: {why}; run folder: {folder.path}; {saved}")
+    lines = summary(run.totals, priced=bool(prices))
+    for line in lines:
+        echo(f"  {line}")
+    if lines:
+        echo(f"  {'pictures':<14}evenstep report {folder.path}")
     if ending.told:
         echo(ending.told.rstrip())
     discard_unwritable()
@@ -168,6 +218,16 @@ def _open_folder(new: Path | None, old: Path | None) -> RunFolder | None:
 def _new_folder(script: Path) -> Path:
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{now}-{script.stem}"
+
+
+def _given_token(file: Path | None, old: RunFolder | None) -> str:
+    """The token of --token-file; a resumed run must have the same one. Empty: none is given."""
+    token = read_credentials(file).token if file is not None else ""
+    if token and old is not None and not secrets.compare_digest(token, old.token):
+        raise ConfigError(
+            "--token-file", f"is not the token of the run in {old.path}, which keeps its own"
+        )
+    return token
 
 
 def _too_few(num_workers: int, needed: int, folder: Path) -> str:
@@ -206,7 +266,8 @@ def _worker_counts(given: str | None, at_start: str) -> WorkerCounts:
         )
     if upper and start > upper:
         raise ConfigError("--workers", f"at most {upper}, as the run began: got {start}")
-    return WorkerCounts(start=start, min=lower if upper else 1, max=upper or MAX_WORKERS)
+    fewest = max(1, lower) if upper else 1
+    return WorkerCounts(start=start, min=fewest, max=upper or MAX_WORKERS)
 
 
 def _parse_workers(text: str) -> tuple[int, int]:
@@ -214,8 +275,8 @@ def _parse_workers(text: str) -> tuple[int, int]:
     lower, colon, upper = text.partition(":")
     if not lower.isdecimal() or (colon and not upper.isdecimal()):
         raise ConfigError("--workers", f"expected N or MIN:MAX, got {text!r}")
-    if colon and not 1 <= int(lower) <= int(upper):
-        raise ConfigError("--workers", f"need 1 <= MIN <= MAX, got {text!r}")
+    if colon and not (int(lower) <= int(upper) and int(upper) > 0):
+        raise ConfigError("--workers", f"need MIN <= MAX and MAX >= 1, got {text!r}")
     return int(lower), int(upper or 0)
 
 

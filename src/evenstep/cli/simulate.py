@@ -40,7 +40,7 @@ def simulate_command(
     click.echo(_headline(path.stem, scenario, results[-1]))
     click.echo(table(("policy", "time", "of limit", "wait", "cost", "settled"), map(_row, results)))
     if journal is not None:
-        click.echo(f"recorded in {journal}")
+        click.echo(f"recorded in {journal}; pictures: evenstep report {journal}")
 
 
 def _chosen(scenario: Scenario, names: str | None) -> list[Choice]:

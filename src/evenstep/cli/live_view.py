@@ -1,0 +1,67 @@
+"""The live view of `evenstep run`: a block at the bottom of a terminal, or a line now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import Any, TextIO
+
+from evenstep.launch.console import ConsoleOutput
+from evenstep.launch.logs import log_through
+from evenstep.launch.screen import terminal_style, terminal_width
+from evenstep.observe.block import block, one_line
+
+log = logging.getLogger("evenstep")
+
+BLOCK_S = 0.5
+LINE_S = 10.0
+
+Status = Callable[[], Mapping[str, Any]]
+
+
+def log_above(console: ConsoleOutput) -> AbstractContextManager[None]:
+    """Meanwhile, log lines for the terminal on which a run is drawn go above it."""
+    both = console.is_terminal and sys.stderr.isatty()
+    return log_through(console.say) if both else nullcontext()
+
+
+@asynccontextmanager
+async def live_view(status: Status, console: ConsoleOutput, out: TextIO) -> AsyncIterator[None]:
+    """Show a run until it is over."""
+    task = asyncio.create_task(_show(status, console, out))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        console.show_below(())
+
+
+async def _show(status: Status, console: ConsoleOutput, out: TextIO) -> None:
+    try:
+        if console.is_terminal:
+            await _draw(status, console, out)
+        else:
+            await _tell(status)
+    except Exception:  # no reason to stop training
+        log.exception("the run is not shown any more")
+
+
+async def _draw(status: Status, console: ConsoleOutput, out: TextIO) -> None:
+    style = terminal_style(out)
+    while True:
+        console.show_below(block(status(), terminal_width(out), style))
+        await asyncio.sleep(BLOCK_S)
+
+
+async def _tell(status: Status) -> None:
+    step = -1
+    while True:
+        await asyncio.sleep(LINE_S)
+        now = status()
+        if now["step"] > step:  # else there is nothing new to say
+            step = now["step"]
+            log.info("%s", one_line(now))
