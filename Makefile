@@ -10,7 +10,7 @@ BIN := .venv/bin
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# Frameworks that there are adapters for, and whose tests only `make test-long` runs.
+# Frameworks that there are adapters for, or examples, and whose tests only `make test-long` runs.
 .venv/adapters: .venv/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,adapters]'
 	touch $@
@@ -46,6 +46,7 @@ mutants: .venv/ready
 # What some tests need of Debian, if this machine lacks it and lets us.
 packages:
 	.ci/packages
+	.ci/promtool
 
 # Builds sdist and wheel into dist/, installs the wheel into a new environment, and runs it there.
 wheel: .venv/ready
@@ -55,7 +56,6 @@ wheel: .venv/ready
 tables: .venv/ready
 	$(BIN)/python -m bench.policies
 	$(BIN)/python -m bench.papers
-	$(BIN)/python -m bench.picture
 
 clean:
 	rm -rf dist .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

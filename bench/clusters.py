@@ -144,7 +144,7 @@ def limit(cluster: Cluster, exposed_s: float, slowdown: Levels | None = None) ->
 
 def best_split(cluster: Cluster, points: Sequence[Mapping[int, float]], exposed_s: float) -> Limit:
     """The limit of workers whose step times were measured at some shares."""
-    tables = [_table(measured, cluster.batch) for measured in points]
+    tables = [step_times(measured, cluster.batch) for measured in points]
     return _best(np.array(tables), cluster.batch, exposed_s)
 
 
@@ -160,7 +160,7 @@ def _best(table: FloatArray, batch: int, exposed_s: float) -> Limit:
     return Limit(shares=tuple(best.tolist()), compute_s=slowest_s, exposed_s=exposed_s, batch=batch)
 
 
-def _table(points: Mapping[int, float], batch: int) -> list[float]:
+def step_times(points: Mapping[int, float], batch: int) -> list[float]:
     """Step time for every share from 0 to the batch, interpolated and extrapolated linearly."""
     sizes, seconds = np.array(list(points)), np.maximum.accumulate(list(points.values()))
     slope, _ = np.polyfit(sizes, seconds, 1)
@@ -180,15 +180,6 @@ def exposed_s(cluster: Cluster, steps: int = 100) -> float:
     free = steady([math.inf] * cluster.world)
     idle = replace(cluster, devices=same, slowdowns=(), cores=free, batch=cluster.world)
     return max(0.0, float(np.median(train(idle, "ddp", steps, equal_shares(idle)).seconds)) - 0.02)
-
-
-def reduction_s(cluster: Cluster, steps: int = 60) -> float:
-    """Time of the gradient reduction alone, under the quotas.
-
-    If the CPU is the bottleneck, the reduction cannot overlap with compute.
-    """
-    seconds = _run(cluster, ["--way", "reduce", "--steps", str(steps)])
-    return float(np.median(np.max(np.array(seconds), axis=0)))
 
 
 def _run(cluster: Cluster, *args: list[str]) -> list[dict[str, Any]]:

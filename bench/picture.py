@@ -1,84 +1,110 @@
-"""The picture in the README: one step of `scenarios/four-uneven.yaml`, equal shares and `auto`.
+"""The picture in the README: the same seconds of two real runs, equal shares and evenstep.
 
-python -m bench.picture
+    python -m bench.demo --keep runs/demo
+    python -m bench.picture runs/demo
+
+Bars are steps as the journals of the demo's runs have them, before one of its workers is slowed
+down. Steps that were recorded as the mean of several are drawn as that many equal ones.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from bench.demo.story import FULL
 from bench.tables import DOCS
-from evenstep.config import Choice
+from evenstep.coordinate.run_folder import JOURNAL
 from evenstep.journal import read
-from evenstep.simulate.run import run
-from evenstep.simulate.scenario import load_scenario
+from evenstep.observe.pictures import standalone_stylesheet
+from evenstep.observe.pictures.svg import Markup, element, join
 from evenstep.types import StepDone, StepReport
 
-SCENARIO = Path(__file__).parent.parent / "scenarios" / "four-uneven.yaml"
-LEFT, TOP, ROW, WIDTH = 96, 44, 30, 560
-COLORS = {"work": "#2f6f4f", "wait": "#d9d4c7", "text": "#3b3a36", "line": "#b23a2e"}
+OUT = DOCS / "pictures" / "uneven-run.svg"
+EQUAL_STEPS = 3  # that are shown, and what evenstep does meanwhile
+LEFT, TOP, ROW, WIDTH, GAP = 118.0, 44.0, 34.0, 600.0, 62.0
 
 
-def last_step(policy: str, path: Path) -> tuple[float, list[StepReport]]:
-    """Step time and reports of a policy's last step."""
-    path.unlink(missing_ok=True)
-    run(load_scenario(SCENARIO, ["steps=30"]), Choice(policy), journal=path)
-    _, records = read(path)
-    steps = [r.event for r in records if isinstance(r.event, StepDone)]
-    path.unlink()
-    return steps[-1].seconds, list(steps[-1].reports)
+class Drawn(NamedTuple):
+    """One step on the time axis."""
+
+    begin_s: float
+    seconds: float
+    reports: Sequence[StepReport]
 
 
-def panel(title: str, seconds: float, reports: list[StepReport], y: int, scale: float) -> list[str]:
-    """One step as bars: compute, then waiting for the slowest worker."""
-    font = f'font-family="sans-serif" fill="{COLORS["text"]}"'
-    compute_s = max(r.compute_s for r in reports)
-    heading = f"{title}: {1000 * seconds:.0f} ms a step"
-    parts = [
-        f'<text x="{LEFT}" y="{y - 12}" font-size="15" font-weight="600" {font}>{heading}</text>'
-    ]
-    for i, r in enumerate(reports):
-        top, work, wait = y + i * ROW, r.compute_s * scale, (compute_s - r.compute_s) * scale
-        bar = f'y="{top}" height="{ROW - 8}"'
-        parts += [
-            f'<text x="{LEFT - 10}" y="{top + 16}" font-size="13" text-anchor="end" {font}>'
-            f"{r.worker.rsplit('-', 1)[0]}</text>",
-            f'<rect x="{LEFT}" width="{work:.1f}" {bar} rx="2" fill="{COLORS["work"]}"/>',
-            f'<rect x="{LEFT + work:.1f}" width="{wait:.1f}" {bar} fill="{COLORS["wait"]}"/>',
-            f'<text x="{LEFT + 8}" y="{top + 16}" font-size="12" font-family="sans-serif" '
-            f'fill="#ffffff">{r.samples}</text>',
-        ]
-    end, bottom = LEFT + compute_s * scale, y + len(reports) * ROW - 4
-    parts.append(
-        f'<line x1="{end:.1f}" x2="{end:.1f}" y1="{y - 4}" y2="{bottom}" '
-        f'stroke="{COLORS["line"]}" stroke-width="2"/>'
-    )
-    return parts
+def steps_until(journal: Path, last_step: int) -> list[Drawn]:
+    """The steps of a run's first roster, up to one of them."""
+    found: list[Drawn] = []
+    end_s = 0.0
+    for record in read(journal)[1]:
+        done = record.event
+        if not isinstance(done, StepDone) or done.step > last_step or done.generation > 1:
+            continue
+        each_s = done.steps.seconds / done.steps.num
+        for _ in range(done.steps.num):
+            found.append(Drawn(end_s, each_s, done.reports))
+            end_s += each_s
+    return found
+
+
+def panel(title: str, steps: Sequence[Drawn], seconds: float, y: float) -> Markup:
+    """A row of bars for each worker: computing, then waiting for the slowest."""
+    scale, begin_s = WIDTH / seconds, steps[0].begin_s
+    num_workers = len(steps[0].reports)
+    parts = [element("text", title, x=LEFT, y=y - 14, font_size=15, cls="strong")]
+    for i, report in enumerate(sorted(steps[-1].reports, key=lambda r: r.worker)):
+        top = y + i * ROW
+        label = f"{report.worker}: {report.samples:,}"
+        parts.append(
+            element("text", label, x=LEFT - 12, y=top + 17, font_size=13, text_anchor="end")
+        )
+    for step in steps:
+        x, whole = LEFT + (step.begin_s - begin_s) * scale, step.seconds * scale - 1.5
+        for i, report in enumerate(sorted(step.reports, key=lambda r: r.worker)):
+            bar = {"y": y + i * ROW, "height": ROW - 9, "rx": 2}
+            work = min(report.compute_s * scale, whole)
+            parts += [
+                element("rect", x=x, width=whole, cls="f-wait", **bar),
+                element("rect", x=x, width=work, cls=f"f{i}", **bar),
+            ]
+    end = y + num_workers * ROW - 4
+    axis = f"M{LEFT:.0f} {end:.0f}h{WIDTH:.0f}"
+    parts.append(element("path", cls="line thin s-rest", d=axis))
+    return join(parts)
 
 
 def main() -> None:
-    """Run both policies and draw them to the same scale."""
-    journal = DOCS / "picture.jsonl"
-    equal_s, equal = last_step("uniform", journal)
-    auto_s, auto = last_step("auto", journal)
-    scale = WIDTH / max(r.compute_s for r in equal)
-    second = TOP + len(equal) * ROW + 48
-    height = second + len(auto) * ROW + 34
-    legend = (
-        f'<text x="{LEFT}" y="{height - 10}" font-size="12" font-family="sans-serif" '
-        f'fill="{COLORS["text"]}">dark: computing so many of 128 samples; '
-        "light: waiting for the slowest</text>"
+    """Draw both runs of a demo to the same scale."""
+    folder = Path(sys.argv[1])
+    equal = steps_until(folder / "equal" / "run" / JOURNAL, FULL.equal - 1)[-EQUAL_STEPS:]
+    seconds = sum(step.seconds for step in equal)
+    even = steps_until(folder / "evenstep" / "run" / JOURNAL, FULL.slow - 1)
+    end_s = even[-1].begin_s + even[-1].seconds
+    even = [step for step in even if step.begin_s >= end_s - seconds]
+    num_rows = len(even[0].reports)
+    second = TOP + num_rows * ROW + GAP
+    height = second + num_rows * ROW + 40
+    cores = ", ".join(f"w{i} has {own:g}" for i, own in enumerate(FULL.cores))
+    legend = f"{seconds:.1f} s of training; {cores} of a core. In colour: computing; grey: waiting"
+    svg = element(
+        "svg",
+        element("style", Markup(standalone_stylesheet())),
+        element("rect", width="100%", height="100%", cls="f-paper"),
+        panel(f"Equal shares: {len(equal)} steps", equal, seconds, TOP),
+        panel(f"evenstep: {len(even)} steps in the same time", even, seconds, second),
+        element("text", legend, x=LEFT, y=height - 12, font_size=12, cls="soft"),
+        xmlns="http://www.w3.org/2000/svg",
+        cls="es",
+        width=LEFT + WIDTH + 24,
+        height=height,
+        role="img",
+        aria_label="Steps of three uneven workers: with equal shares two wait for the slowest",
     )
-    svg = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 24}" height="{height}">',
-        '<rect width="100%" height="100%" fill="#fbfaf7"/>',
-        *panel("equal shares", equal_s, equal, TOP, scale),
-        *panel("auto", auto_s, auto, second, scale),
-        legend,
-        "</svg>",
-    ]
-    (DOCS / "four-uneven.svg").write_text("\n".join(svg) + "\n", encoding="utf-8")
-    print(f"equal {1000 * equal_s:.1f} ms, auto {1000 * auto_s:.1f} ms")
+    OUT.write_text(f"{svg}\n", encoding="utf-8")
+    print(f"{OUT}: {len(equal)} steps with equal shares, {len(even)} with evenstep")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ from contextlib import ExitStack
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
+
 from bench.clusters import (
     WARM,
     Cluster,
     Limit,
     best_split,
     equal_shares,
-    reduction_s,
     static_shares,
 )
 from bench.turns import Ranks
@@ -38,10 +39,10 @@ class Curves:
     """Workers that train alone, under the quotas of the cluster."""
 
     def __init__(self, cluster: Cluster, cleanup: ExitStack) -> None:
-        self._cluster, self._exposed_s = cluster, reduction_s(cluster)
-        self._ranks = _ranks(cluster, "alone", cleanup)
+        self._cluster, self._ranks = cluster, _ranks(cluster, "alone", cleanup)
         self._ranks.ask("16 1")
         self._ranks.limit(cluster.cores.at(0.0))
+        self._exposed_s = reduction_s(self._ranks)
         self.measure()
 
     def measure(self) -> Limit:
@@ -121,6 +122,14 @@ def measured(cluster: Cluster) -> list[str]:
         " ".join(map(str, shares)),
         " ".join(map(str, limits[-1].shares)),
     ]
+
+
+def reduction_s(ranks: Ranks, steps: int = 60) -> float:
+    """Time of the gradient reduction alone, under the quotas of ranks that compute alone.
+
+    If the CPU is the bottleneck, the reduction cannot overlap with compute.
+    """
+    return float(np.median(np.max(ranks.ask(f"0 {steps}"), axis=0)))
 
 
 def _ranks(cluster: Cluster, way: str, cleanup: ExitStack, *given: str) -> Ranks:

@@ -93,13 +93,14 @@ def balanced(work: Workload, args: argparse.Namespace, device: Device) -> Steps:
                 yield session.counted, loss.item()
 
 
-def reducing(work: Workload, args: argparse.Namespace) -> list[float]:
+def reducing(work: Workload, num: int) -> list[float]:
     """Time the all-reduce of the model's gradients alone, with all ranks ready at once."""
-    torch.distributed.init_process_group("gloo")
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
     gradients = torch.zeros(sum(p.numel() for p in work.model.parameters()))
     barrier = torch.zeros(1)
     seconds = []
-    for _ in range(args.steps):
+    for _ in range(num):
         time.sleep(0.05)  # long enough for a quota to refill
         torch.distributed.all_reduce(barrier)
         started_s = time.monotonic()
@@ -108,14 +109,19 @@ def reducing(work: Workload, args: argparse.Namespace) -> list[float]:
     return seconds
 
 
-def alone(work: Workload, optimizer: torch.optim.Optimizer, size: int, num: int) -> list[float]:
+def alone(
+    work: Workload, optimizer: torch.optim.Optimizer, device: Device, size: int, num: int
+) -> list[float]:
     """Time steps of `size` samples on this worker alone, without reduction."""
     sampler = ShareSampler(Order(shuffled(len(work.data), 0)), partial(_all_of, size), 0)
     batches = iter(DataLoader(work.data, batch_sampler=sampler))
     ends_s = [time.monotonic()]
     for x, y in islice(batches, num):
+        started_s = time.monotonic()
         optimizer.zero_grad()
-        work.loss(work.model(x), y).backward()
+        loss = work.loss(work.model(x), y)
+        device.work(size, started_s)
+        loss.backward()
         optimizer.step()
         ends_s.append(time.monotonic())
     return [end_s - started_s for started_s, end_s in pairwise(ends_s)]
@@ -128,11 +134,12 @@ def _all_of(size: int, _: int) -> tuple[int, ...]:
 def main() -> None:
     """Train for --steps steps, or for the number of steps in each line of standard input.
 
-    With --way alone, a line is the number of samples per step and the number of steps.
+    With --way alone, a line is the number of samples per step and the number of steps; for no
+    samples, these steps are all-reduces of the gradients.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
-    parser.add_argument("--way", required=True, help="ddp, alone, reduce, or a policy of evenstep")
+    parser.add_argument("--way", required=True, help="ddp, alone, or a policy of evenstep")
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--shares", default="", help="for ddp")
     parser.add_argument("--samples", type=int, default=4096)
@@ -149,12 +156,9 @@ def main() -> None:
         optimizer = torch.optim.SGD(work.model.parameters(), lr=work.lr)
         for line in sys.stdin:
             size, num = map(int, line.split())
-            print(json.dumps(alone(work, optimizer, size, num)), flush=True)
-        return
-    if args.way == "reduce":
-        line_up()
-        print(json.dumps(reducing(work, args)), flush=True)
-        os._exit(0)
+            run = alone(work, optimizer, device, size, num) if size else reducing(work, num)
+            print(json.dumps(run), flush=True)
+        os._exit(0)  # as below
     steps = (plain if args.way == "ddp" else balanced)(work, args, device)
     ends_s: list[float] = []
     taken: list[tuple[int, float]] = []

@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,13 @@ half as long again on this machine, and less even."""
 class Ranks:
     """Processes of `bench.rank`, each with its own CPU quota once `limit` is called."""
 
-    def __init__(self, args: Sequence[str], world: int, cleanup: ExitStack) -> None:
+    def __init__(
+        self,
+        args: Sequence[str],
+        world: int,
+        cleanup: ExitStack,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
@@ -39,16 +45,26 @@ class Ranks:
         self._cleanup = cleanup
         self._ranks: list[subprocess.Popen[str]] = []
         for rank in range(world):
-            env = {**os.environ, **KEEP_MEMORY, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
+            own = {"RANK": str(rank), "OMP_NUM_THREADS": "1", **(env or {})}
             process = subprocess.Popen(
                 [sys.executable, "-m", "bench.rank", *args],
-                env=env,
+                env={**os.environ, **KEEP_MEMORY, **shared, **own},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
             cleanup.callback(_end, process)
             self._ranks.append(process)
+
+    @property
+    def pids(self) -> list[int]:
+        """Their processes, by rank."""
+        return [rank.pid for rank in self._ranks]
+
+    def kill(self) -> None:
+        """End them at once, whatever they do."""
+        for rank in self._ranks:
+            rank.kill()
 
     def limit(self, cores: Sequence[float]) -> None:
         """Give each rank a firm quota and pin it to a CPU."""

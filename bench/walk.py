@@ -5,7 +5,7 @@
 
 Rank 0 counts its calls from one file of evenstep to another between two batches; under
 `evenstep run` also from the moment at which it notices that rank 2 was killed, until it gets the
-same samples again.
+same samples again. What a loss adds to a step is counted by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import evenstep
 from evenstep.train.roster.elastic import ElasticRoster
 
 ROOT = str(Path(evenstep.__file__).parent)
-STEP, LOSS = 30, 40  # past the steps that are watched closely
+LOGS = f"{ROOT}/launch/logs.py"
+STEPS, LOSS = range(30, 40), 40  # past the steps that are watched closely
 
 
 class Walk:
@@ -51,7 +52,7 @@ class Walk:
         if event != "call" or not to.startswith(ROOT) or self._since is not None:
             return
         by = frame.f_back
-        is_logging = by is not None and by.f_code.co_filename == logging.__file__
+        is_logging = to == LOGS or (by is not None and by.f_code.co_filename == logging.__file__)
         if is_logging or frame.f_code in self._properties:
             return
         self.files[to] = None
@@ -66,6 +67,14 @@ class Walk:
         for by, to in self.calls:
             print(f"  {_name(by)} -> {_name(to)}")
         print("  " + ", ".join(path.removeprefix(ROOT + "/") for path in self.files))
+
+    def show_beyond(self, other: Walk) -> None:
+        """Print how many calls and files are not in another walk."""
+        calls, files = (
+            self.calls.keys() - other.calls.keys(),
+            self.files.keys() - other.files.keys(),
+        )
+        print(f"  not in a step: {len(calls)} calls, {len(files)} files")
 
 
 def _properties() -> set[CodeType]:
@@ -91,25 +100,28 @@ def main() -> None:
     with evenstep.join() as session:
         model, optimizer = session.prepare(model, optimizer)
         loader = session.loader(data, batch=12)
-        walk, loss = Walk(), Walk(since=ElasticRoster.lost.__code__)
-        for (x,) in loader:
+        walks, loss = [Walk() for _ in STEPS], Walk(since=ElasticRoster.lost.__code__)
+        for num, (x,) in enumerate(loader):  # asks the session for nothing that a step does not
             sys.setprofile(None)
-            on = session.is_leader and not session.void
-            if on and session.step == STEP:
-                walk.__enter__()
-            elif on and elastic and session.step == LOSS and not loss.files:  # else it is repeated
+            if session.is_leader and num in STEPS:
+                walks[num - STEPS[0]].__enter__()
+            elif session.is_leader and elastic and num == LOSS:
                 loss.__enter__()
-            if elastic and session.world == 3 and session.rank == 2 and session.step == LOSS:
+            elif elastic and session.rank == 2 and num == LOSS:
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-            if session.step > LOSS + 5:
+            if num > LOSS + 5:
                 break
+        walk = min(
+            walks, key=lambda walk: len(walk.calls)
+        )  # none that a plan or a report came with
         if session.is_leader:
             walk.show("one step")
         if session.is_leader and elastic:
             loss.show("one loss")
+            loss.show_beyond(walk)
 
 
 if __name__ == "__main__":

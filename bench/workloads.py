@@ -45,6 +45,13 @@ def cnn(num: int) -> Workload:
     return Workload(model=network(), data=data)
 
 
+def cnn_double(num: int) -> Workload:
+    """The same in double precision, in which two runs can be compared after many steps."""
+    work = cnn(num)
+    images, labels = work.data.tensors
+    return Workload(model=work.model.double(), data=TensorDataset(images.double(), labels))
+
+
 def residual(num: int) -> Workload:
     """ResNet-20 of examples/cifar_resnet.py, with local batch statistics."""
     return Workload(model=resnet(20), data=made_up(num, (3, 32, 32), seed=1))
@@ -92,6 +99,7 @@ def slow(num: int) -> Workload:
 WORKLOADS: dict[str, Callable[[int], Workload]] = {
     "mlp": mlp,
     "cnn": cnn,
+    "cnn-double": cnn_double,
     "resnet": residual,
     "transformer": transformer,
     "wide": wide,

@@ -13,7 +13,7 @@ from tests.hypothesis_examples import PROFILE
 settings.register_profile(
     "evenstep",
     deadline=None,
-    max_examples=50,
+    max_examples=30,
     derandomize=True,  # the same cases every time, on every machine
     database=None,
     suppress_health_check=[HealthCheck.too_slow],

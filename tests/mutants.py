@@ -19,7 +19,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 BOUND_S = 120  # a mutant may hang: that counts as a failure
-TRAIN, COORDINATE, DECIDE = (f"src/evenstep/{verb}/" for verb in ("train", "coordinate", "decide"))
+TRAIN, COORDINATE, DECIDE, PAGE = (
+    f"src/evenstep/{verb}/" for verb in ("train", "coordinate", "decide", "page")
+)
+
+OBSERVE = "src/evenstep/observe/"
 
 RECOVERY, LOOPS = "tests/faults/test_recovery.py", "tests/faults/test_loops.py"
 CHANGES, SCALING = "tests/faults/test_changes.py", "tests/faults/test_scaling.py"
@@ -35,6 +39,38 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
+    # The page: who is let in, who may command, and whom it hangs up on.
+    Mutant(PAGE + "guard.py", "if role is None:", "if False:", "tests/page/test_access.py"),
+    Mutant(
+        PAGE + "guard.py",
+        "if not is_own_host(",
+        "if False and not is_own_host(",
+        "tests/page/test_access.py -k name",
+    ),
+    Mutant(
+        PAGE + "access.py",
+        "return Role.READ if keys.role_of_key(key.strip()) else None",
+        "return keys.role_of_key(key.strip())",
+        "tests/page/test_commands.py",
+    ),
+    Mutant(
+        PAGE + "access.py",
+        "if not same(headers.get(CSRF_HEADER",
+        "if False and not same(headers.get(CSRF_HEADER",
+        "tests/page/test_commands.py",
+    ),
+    Mutant(
+        PAGE + "access.py",
+        'if urlsplit(headers.get("origin", "")).netloc != host:',
+        "if False:",
+        "tests/page/test_commands.py",
+    ),
+    Mutant(
+        PAGE + "server.py",
+        "if self._request_timer is None:",
+        "if False:",
+        "tests/page/test_bounds.py -k request",
+    ),
     # Loops that count by themselves are refused.
     Mutant(
         TRAIN + "optimizer_settings.py",
@@ -47,6 +83,30 @@ MUTANTS = [
         "            check_settings(step.number, reports)",
         "            pass",
         "tests/train/test_counting.py -k learning_rates",
+    ),
+    Mutant(
+        TRAIN + "exchange.py",
+        "            self._settings.warn_if_begun_anew()",
+        "            pass",
+        "tests/faults/test_resumed_counters.py",
+    ),
+    Mutant(
+        TRAIN + "between_steps.py",
+        "            check_not_sharded_since(self._job.model.module)",
+        "            pass",
+        "tests/train/test_wrong_use.py -k sharded_after",
+    ),
+    Mutant(
+        "src/evenstep/adapters/lightning/progress.py",
+        "                    setattr(callback, name, value)",
+        "                    pass",
+        "tests/adapters/test_joins.py -m long -k first_batch",
+    ),
+    Mutant(
+        TRAIN + "roster/elastic.py",
+        "        if self._move_to and in_loop and not step.num_unused:",
+        "        if self._move_to and in_loop:",
+        "tests/adapters/test_joins.py -m long -k ema",
     ),
     Mutant(
         TRAIN + "data/loader.py",
@@ -116,15 +176,15 @@ MUTANTS = [
         "tests/train/recover/test_rollback.py",
     ),
     Mutant(
-        TRAIN + "roster/elastic.py",
+        TRAIN + "roster/departure.py",
         "        if interrupts or step.has_batch or step.is_void:\n",
         "        if interrupts or step.has_batch:\n",
         "tests/train/test_void.py",
     ),
     Mutant(
-        TRAIN + "roster/elastic.py",
-        "not self._is_reduced and rollback.is_possible",
-        "not self._is_reduced",
+        TRAIN + "roster/departure.py",
+        "not rollback.is_past_reduction and rollback.is_possible",
+        "not rollback.is_past_reduction",
         "tests/train/test_void.py",
     ),
     # Workers that are behind get the state of those that are ahead.
@@ -185,8 +245,8 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "data/loader.py",
-        "            if generation != loop.cut_for:",
-        "            if not loop.cut_for:",
+        "        if generation != loop.cut_for:",
+        "        if not loop.cut_for:",
         f"{RECOVERY} -k forward",
     ),
     Mutant(
@@ -435,6 +495,61 @@ MUTANTS = [
         "        distributed.all_reduce(worst, distributed.ReduceOp.MAX)\n",
         "",
         "tests/adapters/test_hsdp.py -m long -k what_one_process",
+    ),
+    # Sinks: nobody waits for them, and each tells of itself once.
+    Mutant(
+        OBSERVE + "feed.py",
+        "                self._waiting.popleft()\n",
+        "                pass\n",
+        "tests/observe/test_feed.py -k hangs",
+    ),
+    Mutant(
+        OBSERVE + "feed.py",
+        "self._thread.join(within_s)",
+        "self._thread.join()",
+        "tests/observe/test_feed.py -k hangs",
+    ),
+    Mutant(
+        OBSERVE + "feed.py",
+        "is_news, self._is_reported = not self._is_reported, True",
+        "is_news = True",
+        "tests/observe/test_feed.py -k raises",
+    ),
+    Mutant(
+        OBSERVE + "feed.py",
+        "except BaseException as e:",
+        "except ValueError as e:",
+        "tests/observe/test_feed.py -k raises",
+    ),
+    Mutant(
+        OBSERVE + "feed.py",
+        '                self._problem = ""',
+        "                pass",
+        "tests/observe/test_feed.py -k tenth",
+    ),
+    Mutant(
+        OBSERVE + "sinks/tensorboard.py",
+        "            self._add(self._event(wall_time=unix_s, step=step, session_log=start))\n",
+        "            pass\n",
+        "tests/observe/sinks/test_files.py -k repeats",
+    ),
+    Mutant(
+        OBSERVE + "sinks/json_lines.py",
+        "                os.ftruncate(self._file, end)",
+        "                pass",
+        "tests/observe/sinks/test_files.py -k resumed",
+    ),
+    Mutant(
+        TRAIN + "join.py",
+        "sinks if place.rank == 0 and probe is None else ()",
+        "sinks",
+        "tests/train/plan/test_figures.py -k only_rank_0",
+    ),
+    Mutant(
+        COORDINATE + "service.py",
+        "            *self._sinks.problems,\n",
+        "",
+        "tests/cli/test_sinks.py -k says_it_once",
     ),
 ]
 

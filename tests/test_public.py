@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import evenstep
 
@@ -22,3 +24,12 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
 def test_importing_evenstep_imports_neither_torch_nor_numpy() -> None:
     code = "import sys, evenstep; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+
+
+def test_no_two_classes_have_one_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for file in sorted(Path(evenstep.__file__).parent.rglob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(file))
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

@@ -25,7 +25,7 @@ PHASES = {
 CLAIM_S = 10.0  # for a worker to reach a failpoint; then the fault is withdrawn
 MOMENT_S = 5.0  # for a moment to come
 FULL_STEPS = 3  # trained while the disk is full
-NO_TERM = "term: cannot be claimed: No space left on device"
+NO_ROOM = "term: no room to claim the run (No space left on device)"
 
 
 class Injector:
@@ -75,8 +75,8 @@ class Injector:
             case "checkpoint":
                 self._until(run.saves_checkpoint)
 
-    def _until(self, holds: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + MOMENT_S
+    def _until(self, holds: Callable[[], bool], bound_s: float = MOMENT_S) -> None:
+        deadline_s = time.monotonic() + bound_s
         while not holds() and time.monotonic() < deadline_s:
             time.sleep(POLL_S / 10)
 
@@ -202,19 +202,21 @@ class Injector:
     def _full_disk(self, fault: Fault) -> None:
         run = self._run
         assert run.disk is not None
+        before = len(run.output())
+
+        def waits_for_room() -> bool:  # to take over: it answers nobody
+            return NO_ROOM in run.output()[before:]
+
         run.disk.fill()
         try:
             if fault.everybody:
                 send(self._picked(fault.who, 1), signal.SIGKILL)
             time.sleep(fault.lasts_s)
-            run.settle(FULL_STEPS)
-        except CrashError:
-            if NO_TERM not in run.output().splitlines()[-1]:
-                raise
+            self._until(lambda: bool(run.status()) or waits_for_room(), BOUND_S)
+            if not waits_for_room():
+                run.settle(FULL_STEPS)
         finally:
             run.disk.free()
-        if run.returncode is not None:
-            run.restart()  # without a term it could not take over
 
     def _partition(self, fault: Fault) -> None:
         hosts = self._run.hosts

@@ -34,6 +34,7 @@ class Case:
     dtype: str = "float64"  # torch's default in all of its processes
     limit: float = 1e-9  # largest relative error
     refused: Mapping[str, str] = field(default_factory=dict)  # reasons, by column
+    points: tuple[str, ...] = ("forward", "backward", "bucket", "reduced")  # where to kill
     requires: tuple[str, ...] = ()  # packages
     preload: tuple[str, ...] = ()  # modules that take long to import
 
@@ -63,6 +64,12 @@ def _pair(name: str, what: str, **more: Any) -> Case:
 
 
 STREAM = {"verify": "streams are refused"}
+# FSDP sets the gradients of shards itself: it does not call the tensor hook that "bucket" needs.
+HSDP: dict[str, Any] = {
+    "points": ("forward", "backward", "reduced"),
+    "refused": dict.fromkeys(("alone", "torchrun", "verify"), "needs `evenstep run`"),
+    "preload": ("evenstep.adapters.fsdp", "torch.distributed.fsdp"),
+}
 HF: dict[str, Any] = {
     "requires": ("transformers", "accelerate"),
     "preload": ("evenstep.adapters.hf", "transformers.models.gpt2.modeling_gpt2"),
@@ -97,8 +104,14 @@ CASES: list[Case] = [
     _pair("early", "epochs left early, schedule by held-out loss", num_steps=21),
     _pair("attempt", "passes in a closure, as in frameworks"),
     _pair("hugging_face", "Trainer: windows of two batches, mean over tokens", num_steps=22, **HF),
-    _pair("with_lightning", "Lightning: schedule, windows, validation", num_steps=22, **LIGHTNING),
+    _pair(
+        "with_lightning",
+        "Lightning: schedule, windows, validation, checkpoints",
+        num_steps=22,
+        **LIGHTNING,
+    ),
     _pair("with_accelerate", "Accelerate: windows of four batches", num_steps=22, **ACCELERATE),
     _pair("fabric", "Fabric: windows of two batches, clipping", **LIGHTNING),
     _pair("lora", "Trainer with adapters of `peft`", num_steps=22, **LORA),
+    _pair("hsdp", "hosts whose two processes shard the model (FSDP2)", **HSDP),
 ]

@@ -22,7 +22,6 @@ from evenstep.launch.environment import torchrun_variables
 HERE = Path(__file__).parent
 WORKER, REFERENCE = HERE / "worker.py", HERE / "reference.py"
 WARM_START = HERE.parent / "testbed" / "warm_start.py"
-POINTS = ("forward", "backward", "bucket", "reduced")
 WORLD = 3
 EVERY_TIMEOUT = ("--silence", "120", "--checkpoint-every", "3600")  # a busy machine is no fault
 
@@ -64,20 +63,25 @@ class Ways:
         return self._error(out, WORLD)
 
     def elastic(self) -> float:
-        """Two workers; a third joins, and later the leader leaves."""
-        joins, leaves = self._steps(2)
+        """Two workers; a third joins at a random step, and at a later one the leader leaves."""
+        return self.changes(*self._steps(2))
+
+    def changes(self, joins: int, leaves: int | None = None) -> float:
+        """Two workers; a third joins with this step in hand, and the leader leaves with that."""
+        pauses = [joins, *([] if leaves is None else [leaves])]
         self.history["elastic"] = f"a worker joins at step {joins}, w0 leaves at step {leaves}"
-        with self._run("elastic", "2:4", pauses=(joins, leaves)) as run:
+        with self._run("elastic", "2:4", pauses=pauses) as run:
             self._paused(run, joins, 2)
             run.ask("scale", num_workers=3)
             run.until(lambda s: _state(s, "w2") in ("ready", "training"))
             self._go_on(run, joins, announced=True)
-            self._paused(run, leaves, 3)
-            run.signal("w0", signal.SIGTERM)
-            run.until(lambda s: _state(s, "w0") != "training")
-            self._go_on(run, leaves, announced=True)
+            if leaves is not None:
+                self._paused(run, leaves, 3)
+                run.signal("w0", signal.SIGTERM)
+                run.until(lambda s: _state(s, "w0") != "training")
+                self._go_on(run, leaves, announced=True)
             self._end(run)
-        return self._error(run.out, 2)
+        return self._error(run.out, 3 if leaves is None else 2)
 
     def kill(self) -> float:
         """Four workers, of which two are killed."""
@@ -116,6 +120,10 @@ class Ways:
         if code or errors is None:
             raise Failed(f"verify ended with {code}:\n{told}")
         return max(float(error) for error in errors[1].split(", "))
+
+    def journal(self, column: str) -> Path:
+        """What took place in a run of `evenstep run`."""
+        return self._folder / column / "run" / "journal.jsonl"
 
     @cached_property
     def reference(self) -> dict[str, torch.Tensor]:
@@ -196,7 +204,7 @@ class Ways:
 
     def _fault(self, step: int) -> Fault:
         who = str(self._rng.choice(["leader", "rank1"]))
-        return who, str(self._rng.choice(POINTS)), step
+        return who, str(self._rng.choice(self.case.points)), step
 
     def _error(self, out: Path, num_results: int) -> float:
         """The worst error of any worker, and of the file that the script itself saved."""

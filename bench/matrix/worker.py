@@ -5,6 +5,8 @@
 FAULTS are those of `testbed/train.py`. At the steps of PAUSES it waits, once, before its forward
 pass until FOLDER/past-STEP exists; or FOLDER/announced-STEP, and it has heard of the next
 generation: a few small steps take less time than that. Results go to FOLDER/result-NAME.pt.
+
+Of a host whose processes shard the model, the others run this program too. They wait for the first.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bench.matrix.script import run_script
 from bench.testbed.train import Faults, install_faults
+from evenstep.adapters import fsdp
 from evenstep.train.session import Session
 
 RANK = os.environ.get("RANK")
@@ -53,6 +57,8 @@ class Hooks:
             backward(tensor, *args, **options)
             self._faults.at("reduced")
 
+        command = [sys.executable, *sys.argv]
+        patch.object(fsdp, "_own_command", lambda: command).start()
         patch.object(Session, "prepare", prepare_with_hooks).start()
         patch.object(torch.Tensor, "backward", backward_with_hooks).start()
         register_module_forward_pre_hook(self._before_forward)
@@ -64,7 +70,7 @@ class Hooks:
         self._faults.at("forward")
 
     def _pause(self, step: int) -> None:
-        if step not in self._pauses:
+        if step not in self._pauses or not self.session._job.host.is_first:
             return
         self._pauses.remove(step)
         (self._out / f"paused-{step}-{NAME}").touch()
@@ -82,10 +88,18 @@ class Hooks:
         assert self.session is not None, "the script never called session.prepare"
         job = self.session._job
         things = {"model": job.model.module, **job.stateful}
-        states = {n: t.state_dict() for n, t in things.items() if isinstance(t, torch.nn.Module)}
-        torch.save(
-            {**states, "generation": self.session.generation}, self._out / f"result-{NAME}.pt"
-        )
+        states = {n: whole(t) for n, t in things.items() if isinstance(t, torch.nn.Module)}
+        if job.host.is_first:
+            torch.save(
+                {**states, "generation": self.session.generation}, self._out / f"result-{NAME}.pt"
+            )
+        job.host.sum(torch.zeros(1))  # the first process takes the others along when it ends
+
+
+def whole(module: torch.nn.Module) -> dict[str, Any]:
+    """The state of a module, also if the processes of a host shard it."""
+    state = module.state_dict()
+    return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in state.items()}
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
 """`with_lightning_plain.py` on evenstep."""
 
 import sys
+from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -46,7 +48,7 @@ def main() -> None:
         gradient_clip_val=1.0,
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=False,
+        callbacks=ModelCheckpoint(Path(sys.argv[1]).parent, every_n_train_steps=6, save_top_k=-1),
         logger=False,
     )
     train_loader = DataLoader(train, batch_size=BATCH, shuffle=True)

@@ -1,9 +1,11 @@
 """A LightningModule: schedule by step, accumulation, clipping, validation."""
 
 import sys
+from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -43,7 +45,7 @@ def main() -> None:
         gradient_clip_val=1.0,
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=False,
+        callbacks=ModelCheckpoint(Path(sys.argv[1]).parent, every_n_train_steps=6, save_top_k=-1),
         logger=False,
         accelerator="cpu",
         devices=1,

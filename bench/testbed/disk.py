@@ -16,9 +16,11 @@ from pathlib import Path
 from unittest import SkipTest
 
 SMALL = 'mount -t tmpfs -o size=%s none "$0"'
-# An ext4 that believes to have more room than the tmpfs that stores it.
+# An ext4 that believes to have more room than the tmpfs that stores it. It has a single block group
+# with all its tables written, so that only the contents of files fail, not the file system.
 THIN = """mount -t tmpfs -o size=%s none "$0" && cd "$0" && truncate -s 64m image && mkdir disk &&
-PATH="$PATH:/usr/sbin:/sbin" mkfs.ext4 -q -O ^has_journal -m 0 image &&
+PATH="$PATH:/usr/sbin:/sbin" mkfs.ext4 -q -O ^has_journal -m 0 -b 4096 -N 1024 \\
+    -E lazy_itable_init=0,nodiscard image &&
 mount -o loop,nodelalloc,errors=remount-ro image disk"""
 EXT4_SHUTDOWN, NO_FLUSH = 0x8004587D, 2
 

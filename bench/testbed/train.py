@@ -27,7 +27,7 @@ import evenstep
 from bench.testbed.ledger import Ledger
 from evenstep.emulate import DeviceCurve
 from evenstep.train.failpoint import on_failpoint
-from evenstep.train.reduce.reducer import FIRST_BUCKET_BYTES
+from evenstep.train.reduce.bucket import FIRST_BUCKET_BYTES
 
 # Workers that `evenstep join` starts have no name yet, and there may be several of them.
 JOINED = f"joined-{os.getpid()}" if "EVENSTEP_COORDINATOR" in os.environ else "alone"
@@ -80,6 +80,11 @@ class Hold:
         if point == here and self.is_on:
             logging.info("asleep")
             time.sleep(600.0)
+
+    def wait_for(self, name: str) -> None:
+        """Wait for a file, while the run is held."""
+        while self.is_on and not self._go.with_name(name).exists():
+            time.sleep(0.005)
 
     def is_over(self) -> bool:
         """At the end of an epoch: whether it was the last. The same answer on all workers."""

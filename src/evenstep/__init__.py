@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evenstep.balancer import Balancer
     from evenstep.errors import EvenstepError
+    from evenstep.train.data.batch_size import largest_share
+    from evenstep.train.data.tar_shards import TarShards
     from evenstep.train.join import join
     from evenstep.train.session import Session
     from evenstep.types import Worker
@@ -21,11 +23,21 @@ _HOME = {
     "Balancer": "evenstep.balancer",
     "EvenstepError": "evenstep.errors",
     "Session": "evenstep.train.session",
-    "join": "evenstep.train.join",
+    "TarShards": "evenstep.train.data.tar_shards",
     "Worker": "evenstep.types",
+    "join": "evenstep.train.join",
+    "largest_share": "evenstep.train.data.batch_size",
 }
 
-__all__ = ["Balancer", "EvenstepError", "Session", "Worker", "join"]
+__all__ = [
+    "Balancer",
+    "EvenstepError",
+    "Session",
+    "TarShards",
+    "Worker",
+    "join",
+    "largest_share",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from evenstep import __version__
 from evenstep.config import Settings
 from evenstep.errors import InvalidInputError, JournalError, JournalFormatError
 from evenstep.lines import LineFile, sync_folder
-from evenstep.types import AnyAction, AnyEvent, Plan, Stay, StepDone
+from evenstep.types import AnyAction, AnyEvent, Estimate, Plan, Stay, StepDone
 from evenstep.wire import MAX_BYTES, Codec
 
 T = TypeVar("T")
@@ -38,11 +39,16 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One event and the actions decided on it."""
+    """One event and the actions decided on it.
+
+    What people see of a step beyond it goes with it, where there is any: a replay ignores it.
+    """
 
     at_s: float = msgspec.field(name="at")  # on the run's own clock
     event: AnyEvent
     actions: tuple[AnyAction, ...] = ()
+    estimate: Estimate | UnsetType = UNSET  # the limit and equal shares, about once a second
+    paces: tuple[float | None, ...] | UnsetType = UNSET  # of the reports: what was forecast, came
 
 
 class _Version(msgspec.Struct):
@@ -94,13 +100,17 @@ class Journal:
         return self._lines.problem
 
     def append(self, at_s: float, event: AnyEvent, actions: tuple[AnyAction, ...]) -> None:
+        """Write one record; see `write`."""
+        self.write(Record(at_s=at_s, event=event, actions=actions))
+
+    def write(self, record: Record) -> None:
         """Write one record to the operating system: it survives a crash of this process."""
-        if not math.isfinite(at_s):
-            raise InvalidInputError("at_s", f"must be finite, got {at_s}")
-        line = _records.encode(Record(at_s=at_s, event=event, actions=actions))
-        minor = all(isinstance(action, Plan | Stay) for action in actions)
+        if not math.isfinite(record.at_s):
+            raise InvalidInputError("at_s", f"must be finite, got {record.at_s}")
+        line = _records.encode(record)
+        minor = all(isinstance(action, Plan | Stay) for action in record.actions)
         try:
-            self._lines.append(line, droppable=minor and isinstance(event, StepDone))
+            self._lines.append(line, droppable=minor and isinstance(record.event, StepDone))
         except ValueError as e:
             raise JournalError(str(self.path), 0, str(e)) from None
         self._unsynced |= not minor

@@ -117,7 +117,7 @@ class LineFile:
         file = os.open(self.path, flags, 0o644)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            end = _end_of_lines(file)
+            end = end_of_lines(file)
             if end < os.fstat(file).st_size:
                 os.ftruncate(file, end)
         except BaseException:
@@ -198,7 +198,7 @@ def sync_folder(folder: Path) -> None:
             os.close(file)
 
 
-def _end_of_lines(file: int) -> int:
+def end_of_lines(file: int) -> int:
     """The number of bytes up to the end of the last complete line."""
     end = os.fstat(file).st_size
     while end > 0:

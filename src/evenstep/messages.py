@@ -18,7 +18,7 @@ from evenstep.identity import WORKER_NAME
 from evenstep.types import StepReport, Steps, WorkerId
 from evenstep.wire import Codec
 
-PROTOCOL = 4
+PROTOCOL = 5
 GREETING_BYTES = 2**16
 """The longest line accepted from a client that has not authenticated."""
 
@@ -92,6 +92,7 @@ class Refused(Message, frozen=True, kw_only=True):
     """
 
     why: str
+    trained: bool = False  # the run has been trained to the end
     proof: str = ""  # the coordinator's
 
 
@@ -180,7 +181,9 @@ class Stepped(Message, frozen=True, kw_only=True):
     reports: tuple[StepReport, ...]
     grad_squared_norm: Amount = 0.0  # of the whole step's gradient; 0: not measured
     quiet: Steps = Steps()  # since the last report
+    earlier: Steps = Steps()  # of earlier generations; their samples are in `quiet`, too
     position: Count = 0  # samples of the job consumed so far
+    idle_s: Amount = 0.0  # without training since the last report, because the roster changed
 
 
 class Stuck(Message, frozen=True, kw_only=True):
@@ -304,6 +307,7 @@ class Goodbye(Message, frozen=True, kw_only=True):
     """This worker may exit."""
 
     why: str = ""
+    trained: bool = False  # the run has been trained to the end
 
 
 FromClient = (

@@ -14,7 +14,13 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from evenstep.types import SHORTEST_S, Steps
+
+Sampled = tuple[list[tuple[float, float]], Steps, Steps]
+"""Each worker's mean compute time and its deviation, the steps in between, and those of earlier
+generations."""
 
 BUDGET_FRACTION = 0.005  # of training time that decisions may take in the long run
 BURST_S = 0.1  # token-bucket burst: initial and maximum decision-time budget,
@@ -114,31 +120,34 @@ class MeanTimes:
         return list(zip(means, spreads, strict=True))
 
 
+NO_STEPS = Steps()
+
+
 class SkippedSteps:
     """Counts the steps without a decision, for the next one with a decision.
 
     Steps of an earlier generation count by their samples only: their times were measured on another
-    roster.
+    roster. Their own totals are kept beside, for people.
     """
 
     def __init__(self) -> None:
-        self._generation = self._num = self._samples = 0
-        self._seconds = 0.0
+        self._generation, self._steps, self._earlier = 0, Steps(), Steps()
 
-    def add(self, generation: int, num: int, seconds: float, samples: int) -> None:
-        """Count more steps."""
+    def add(self, generation: int, steps: Steps, earlier: Steps = NO_STEPS) -> None:
+        """Count more steps; their samples include those of `earlier` generations."""
         if generation != self._generation:
-            self._generation, self._num, self._seconds = generation, 0, 0.0
-        self._num += num
-        self._seconds += seconds
-        self._samples += samples
+            earlier_samples = self._steps.samples
+            ended = Steps(num=self._steps.num, seconds=self._steps.seconds)
+            self._earlier = replace(self._earlier + ended, samples=earlier_samples)
+            self._generation, self._steps = generation, Steps(samples=earlier_samples)
+        self._steps += steps
+        self._earlier += earlier
 
-    def take(self, generation: int) -> Steps:
-        """The totals; the count restarts at zero."""
-        self.add(generation, 0, 0.0, 0)
-        steps = Steps(num=self._num, seconds=self._seconds, samples=self._samples)
-        self._num, self._seconds, self._samples = 0, 0.0, 0
-        return steps
+    def take(self, generation: int) -> tuple[Steps, Steps]:
+        """The totals, and those of earlier generations; the counts restart at zero."""
+        self.add(generation, Steps())
+        found, self._steps, self._earlier = (self._steps, self._earlier), Steps(), Steps()
+        return found
 
 
 class Measured(Protocol):
@@ -155,6 +164,7 @@ class Sampling:
 
     def __init__(self) -> None:
         self._pace, self._means, self._tally = Pacer(), MeanTimes(), SkippedSteps()
+        self._unreported: tuple[int, Steps] | None = None  # the last step, if it was skipped
 
     def sample(
         self,
@@ -163,19 +173,27 @@ class Sampling:
         *,
         generation: int = 0,
         seconds: float = 0.0,
-    ) -> tuple[list[tuple[float, float]], Steps] | None:
+    ) -> Sampled | None:
         """Whether to report a step, which took a generation so many seconds.
 
         If so: mean and deviation of each worker's compute time since the last report, and the steps
         in between, which were not reported.
         """
+        if self._unreported is not None:
+            self._tally.add(*self._unreported)
         compute_s, samples = [r.compute_s for r in reports], [r.samples for r in reports]
         wanted = self._pace.should_decide(now_s, compute_s)
         self._means.add(samples, compute_s, restart=self._pace.eventful)
-        if not wanted:
-            self._tally.add(generation, 1, seconds, sum(samples))
+        step = Steps(num=1, seconds=seconds, samples=sum(samples))
+        self._unreported = None if wanted else (generation, step)
+        return (self._means.take(), *self._tally.take(generation)) if wanted else None
+
+    def rest(self) -> Sampled | None:
+        """The same for the last step, if it was skipped: no other will carry its totals."""
+        if self._unreported is None:
             return None
-        return self._means.take(), self._tally.take(generation)
+        generation, self._unreported = self._unreported[0], None
+        return self._means.take(), *self._tally.take(generation)
 
     def decided(self, took_s: float, *, moved: bool) -> None:
         """A decision or a report was made: what it took, and whether the plan has changed."""

@@ -1,8 +1,9 @@
 """Every plug-in protocol on one screen, and how a plug-in is looked up by name.
 
-A third party ships a class and registers it under the plug-in's entry-point group; forecasters have
-a contract test to subclass in `evenstep.testing`. Policies and heuristics are frozen values: their
-fields are their settings, and their state is passed in and returned.
+A third party ships a class and registers it under the plug-in's entry-point group; forecasters and
+sinks and preemption notices have a contract test to subclass in `evenstep.testing`. Policies and
+heuristics are frozen values: their fields are their settings, and their state is passed in and
+returned.
 """
 
 from __future__ import annotations
@@ -39,6 +40,31 @@ class Foresees(Protocol):
 
     def pace(self, memory: Memory, fleet: Fleet, outcome: Outcome) -> FloatArray:
         """The speed to forecast, in samples per second. NaN: not measured."""
+
+
+@runtime_checkable
+class FitsCurves(Protocol):
+    """A batch policy that fits step-time curves: what other shares would give is taken from it."""
+
+    def curves(self, memory: Memory) -> ScalableCurves:
+        """The curve of each worker, in the fleet's order."""
+
+
+class Curves(Protocol):
+    """One step-time curve per worker, and its inverse: `seconds(max_shares(t)) <= t`."""
+
+    def seconds(self, shares: IntArray) -> FloatArray:
+        """The time each worker takes for its share."""
+
+    def max_shares(self, deadline_s: float) -> IntArray:
+        """The largest share each worker finishes by the deadline."""
+
+
+class ScalableCurves(Curves, Protocol):
+    """Curves whose shape can be kept while workers become slower or faster."""
+
+    def scaled(self, factor: FloatArray) -> Curves:
+        """The curves of workers that take `factor` times as long."""
 
 
 class Forecaster(Protocol):
@@ -97,10 +123,25 @@ class Launcher(Protocol):
     def stop(self, worker: WorkerId) -> None: ...
 
 
-class Sink(Protocol):
-    """Receives each journal record as it is written."""
+class PreemptionNotice(Protocol):
+    """Knows of a cloud or a cluster that takes this machine away."""
 
-    def write(self, record: Any) -> None: ...
+    def poll(self) -> str:
+        """Why and when the machine goes; empty if it stays. May take seconds, and may raise."""
+
+
+class Sink(Protocol):
+    """Takes a run's figures to another tool. Built in or registered by name, it is constructed with
+    what follows the name in `--sink NAME:TARGET`; one that cannot be constructed ends the start.
+
+    Called in a thread of its own, every few seconds: it may be slow, hang or raise.
+    """
+
+    def write(self, unix_s: float, step: int, figures: Mapping[str, float]) -> None:
+        """Figures of a moment and the last step taken. Steps may repeat, and go back on resume."""
+
+    def close(self) -> None:
+        """The run is over, or this process leaves it."""
 
 
 def look_up(group: str, name: str, built_in: Mapping[str, type[Any]]) -> type[Any]:

@@ -33,6 +33,11 @@ def listed(workers: Sequence[WorkerId]) -> str:
     return ", ".join(workers) if len(workers) <= 4 else f"{len(workers)} workers"
 
 
+def counted(num_workers: int) -> str:
+    """1 worker, 2 workers."""
+    return "1 worker" if num_workers == 1 else f"{num_workers} workers"
+
+
 class Worker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A worker's description, known before it has trained."""
 
@@ -202,12 +207,18 @@ class StepDone(Event, frozen=True, kw_only=True):
     forecasts: tuple[float | None, ...] | None = None
     grad_squared_norm: float = 0.0  # of the reduced gradient; 0: not measured
     quiet: Steps = Steps()  # earlier steps of this generation that were not reported one by one
+    earlier: Steps = Steps()  # likewise of generations before; their samples are in `quiet`, too
     position: int = 0  # samples of the job consumed so far; 0: unknown
+    idle_s: float = 0.0  # before it, without training because the roster changed
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < inf:
             raise InvalidInputError(
                 f"step {self.step}: seconds", f"must be above 0: {self.seconds}"
+            )
+        if not 0 <= self.idle_s < inf:
+            raise InvalidInputError(
+                f"step {self.step}: idle_s", f"must be 0 or more and finite, got {self.idle_s}"
             )
         if len({r.worker for r in self.reports}) < len(self.reports):
             raise InvalidInputError(f"step {self.step}: reports", "a worker has two reports")
@@ -222,6 +233,39 @@ class StepDone(Event, frozen=True, kw_only=True):
         """This step and the quiet ones before it."""
         samples = sum(r.samples for r in self.reports)
         return Steps(num=1, seconds=self.seconds, samples=samples) + self.quiet
+
+
+class Estimate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A measured throughput beside what other shares would give, in samples per second.
+
+    Made now and then for people; no decision depends on it.
+    """
+
+    measured: float
+    equal: float  # the same share for every worker
+    limit: float  # the best shares
+    wait_fraction: float  # of the workers' time in steps, spent waiting for slower workers
+    equal_wait_fraction: float
+
+    def __post_init__(self) -> None:
+        for name in ("measured", "equal", "limit"):
+            value = getattr(self, name)
+            if not 0 < value < inf:
+                raise InvalidInputError(f"estimate: {name}", f"must be above 0, got {value}")
+        for name in ("wait_fraction", "equal_wait_fraction"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise InvalidInputError(f"estimate: {name}", f"must lie in [0, 1], got {value}")
+
+    @property
+    def part_of_limit(self) -> float:
+        """1: no shares would be faster."""
+        return self.measured / self.limit
+
+    @property
+    def speedup(self) -> float:
+        """Over equal shares."""
+        return self.measured / self.equal
 
 
 AnyEvent = Joined | Left | Lost | LaunchFailed | SizeAsked | DrainAsked | Resumed | StepDone

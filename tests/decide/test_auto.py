@@ -94,10 +94,8 @@ def test_equal_workers_with_noise_are_left_alone() -> None:
     assert plans <= 15
 
 
-@pytest.mark.parametrize(
-    ("num", "batch", "per_sample_ms"),
-    [(2, 32, 3.0), pytest.param(3, 3072, 0.1, marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("num", "batch", "per_sample_ms"), [(2, 32, 3.0), (3, 3072, 0.1)])
 def test_equal_workers_with_short_disturbances_are_left_alone(
     num: int, batch: int, per_sample_ms: float
 ) -> None:
@@ -192,6 +190,7 @@ def test_an_idle_worker_that_recovers_is_found_again() -> None:
     assert abs(run.shares[-1][2] - 32) <= 2
 
 
+@pytest.mark.long
 def test_probing_idle_workers_costs_little() -> None:
     run = drive(AUTO, line([5, 5, 500], [0.5] * 3), batch=96, num_steps=2000)
     assert run.achieved[10:].mean() >= 0.99

@@ -176,3 +176,10 @@ def test_averaging_over_steps_finds_the_noise_scale() -> None:
 def test_without_signal_the_noise_scale_has_no_bound() -> None:
     assert noise(-0.1, 3.0).scale == inf
     assert isnan(GradientNoise().scale)
+
+
+def test_a_noise_scale_is_known_after_enough_steps_with_a_signal() -> None:
+    assert GradientNoise().known_scale == 0.0
+    assert GradientNoise(signal=0.1, noise=8.0, weight=0.1).known_scale == 0.0
+    assert GradientNoise(signal=-0.1, noise=8.0, weight=0.9).known_scale == 0.0
+    assert GradientNoise(signal=0.5, noise=8.0, weight=0.9).known_scale == 16.0

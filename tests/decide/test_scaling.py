@@ -19,7 +19,7 @@ from evenstep.decide.scaling.kind import Kind, kind_to_add, kinds_of, workers_to
 from evenstep.decide.scaling.search import (
     LASTING_LOOKS,
     LASTING_S,
-    Job,
+    JobProgress,
     Search,
     Size,
     look,
@@ -36,7 +36,7 @@ Curve = Callable[[int], float]
 
 PAPER = ScalingSettings()
 PAPER_WORKERS = WorkerSettings(min=4, max=60)
-JOB = Job(elapsed_s=0.0, samples_left=0, initial_samples_per_s=1.0, initial_total_s=0.0)
+JOB = JobProgress(elapsed_s=0.0, samples_left=0, initial_samples_per_s=1.0, initial_total_s=0.0)
 
 
 def size(num_workers: int, samples_per_s: float, num_steps: int = 100) -> Size:

@@ -61,7 +61,7 @@ def fleets_of_four(draw: st.DrawFn) -> tuple[list[float], list[float], int]:
     return fixed, slope, draw(st.integers(100, 500))
 
 
-@examples(6)
+@examples(3)
 @given(fleets_of_four())
 def test_a_fleet_of_four_is_balanced_to_a_few_samples_and_then_left_alone(
     fleet: tuple[list[float], list[float], int],

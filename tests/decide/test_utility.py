@@ -7,7 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from evenstep.config import ScalingSettings, WorkerSettings
-from evenstep.decide.scaling.search import Job, Search, Size, look, observe
+from evenstep.decide.scaling.search import JobProgress, Search, Size, look, observe
 from evenstep.decide.scaling.utility import Utility, value_at
 from evenstep.errors import ConfigError
 from evenstep.ports import ScalingHeuristic
@@ -24,8 +24,8 @@ def size(num_workers: int, samples_per_s: float, price_per_s: float) -> Size:
     )
 
 
-def job(elapsed_s: float, samples_left: int, initial_total_s: float = 0.0) -> Job:
-    return Job(
+def job(elapsed_s: float, samples_left: int, initial_total_s: float = 0.0) -> JobProgress:
+    return JobProgress(
         elapsed_s=elapsed_s,
         samples_left=samples_left,
         initial_samples_per_s=1.0,
@@ -170,15 +170,15 @@ def test_an_invalid_utility_is_refused(options: dict[str, str], problem: str) ->
 
 def test_the_search_passes_the_initial_duration_to_the_utility() -> None:
     """T_initial is measured once, at the first look."""
-    jobs: list[Job] = []
+    jobs: list[JobProgress] = []
 
     class Spy:
-        def worth(self, smaller: Size, larger: Size, job: Job) -> tuple[bool, str]:
+        def worth(self, smaller: Size, larger: Size, job: JobProgress) -> tuple[bool, str]:
             jobs.append(job)
             return False, "no"
 
     scaling, workers = ScalingSettings(step_workers=4), WorkerSettings(min=4, max=60)
-    spy: ScalingHeuristic = Spy()  # type: ignore[assignment]  # our search makes Size and Job
+    spy: ScalingHeuristic = Spy()  # type: ignore[assignment]  # our search makes Size and JobProgress
     memory, left = Search(), 100_000
     for num_workers in [4] * 11 + [8] * 11 + [4] * 11:
         memory = observe(memory, size(num_workers, 10.0 * num_workers, 1.0))

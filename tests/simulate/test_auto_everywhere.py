@@ -58,6 +58,7 @@ SLOW = {
     "spot",
     "thermal",
     "thousand",
+    "two-cards",
 }
 
 

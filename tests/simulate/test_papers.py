@@ -135,6 +135,7 @@ def test_with_restarts_the_search_costs_more_than_it_saves(size: int) -> None:
     assert job(restarted, steps=700).total_s > job(fixed, steps=20).total_s
 
 
+@pytest.mark.long
 def test_more_expensive_workers_make_a_smaller_cluster() -> None:
     scenario = load("autoscale-utility", 'settings.scaling.heuristic.linear="10,10800"')
     sizes = []

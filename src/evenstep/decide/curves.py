@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +17,6 @@ from evenstep.types import MOST_SAMPLES, FloatArray, IntArray
 Mask = NDArray[np.bool_]
 
 MAX_SHARE = np.int64(MOST_SAMPLES)
-
-
-class Curves(Protocol):
-    """One curve per worker, and its inverse: `seconds(max_shares(t)) <= t`."""
-
-    def seconds(self, shares: IntArray) -> FloatArray:
-        """The time each worker takes for its share."""
-
-    def max_shares(self, deadline_s: float) -> IntArray:
-        """The largest share each worker finishes by the deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -55,6 +55,11 @@ class GradientNoise:
             return 0.0
         return self.noise / self.signal if self.signal > 0 else inf
 
+    @property
+    def known_scale(self) -> float:
+        """The scale once enough steps were measured and signal was seen; 0 before."""
+        return self.scale if self.weight >= MIN_NOISE_WEIGHT and self.signal > 0 else 0.0
+
 
 def observe_noise(
     memory: GradientNoise, step: GradientNoise | None, *, alpha: float = 0.05

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from evenstep.decide.curves import Curves, FlatLinear
+from evenstep.decide.curves import FlatLinear
 from evenstep.errors import BatchBoundsError, InvalidInputError
+from evenstep.ports import Curves
 from evenstep.types import FloatArray, IntArray
 
 LAYERS = 4

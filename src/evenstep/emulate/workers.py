@@ -24,7 +24,7 @@ from typing import Literal
 from evenstep.emulate.cgroup import NoQuotaError, bandwidth_us
 from evenstep.emulate.quota import Quota, new_name, orphans
 from evenstep.emulate.schedule import Schedule, ScheduleRunner, steady
-from evenstep.emulate.worker_api import FOLDER_VARIABLE
+from evenstep.emulate.worker_api import FOLDER_VARIABLE, START, ready_mark, set_cores
 from evenstep.errors import EvenstepError, InvalidInputError
 from evenstep.launch.die_with_parent import die_with_parent
 from evenstep.launch.environment import torchrun_variables
@@ -100,7 +100,7 @@ def run_uneven(
             workers.running.append(process)
         if not line_up or workers.watch(workers.lined_up):
             with ScheduleRunner(schedule, workers.limit):
-                (folder / "go").touch()
+                (folder / START).touch()
                 workers.watch()
         results = workers.finish()
     if check and workers.problem:
@@ -184,7 +184,7 @@ class _Workers:
 
     def lined_up(self) -> bool:
         """Whether all workers that still run wait at the start barrier."""
-        return all((self._folder / f"ready-{w.rank}").exists() for w in self.running)
+        return all(ready_mark(self._folder, w.rank).exists() for w in self.running)
 
     def watch(self, done: Callable[[], bool] | None = None) -> bool:
         """Wait until `done` or until all workers have ended. False: a worker failed, or timeout."""
@@ -224,10 +224,8 @@ class _Workers:
         for rank, (quota, cores) in enumerate(zip(self._quotas, levels, strict=True)):
             if quota is not None:
                 quota.set(cores)
-                continue
-            fresh = self._folder / f"fresh-{rank}"
-            fresh.write_text(str(cores), encoding="utf-8")
-            fresh.rename(self._folder / f"cores-{rank}")  # a worker never reads a partial number
+            else:
+                set_cores(self._folder, rank, cores)
 
     def _method(self, rank: int) -> Method:
         if rank not in self._limited:

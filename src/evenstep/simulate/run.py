@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from evenstep.config import Choice, Settings
-from evenstep.decide.curves import Curves
 from evenstep.decide.split import split
 from evenstep.engine import Engine
 from evenstep.errors import InvalidInputError, PausedError
 from evenstep.journal import Journal
+from evenstep.ports import Curves
 from evenstep.simulate.result import Result
 from evenstep.simulate.scenario import Scenario
 from evenstep.simulate.workers import SimulatedWorkers, Timeline
@@ -114,6 +114,7 @@ class _Run:
         self.timeline = Timeline()
         self.workers = SimulatedWorkers(self.world, self.timeline, scenario.detect_s)
         self.now_s, self.step, self.samples = 0.0, 0, 0
+        self.last_end_s: float | None = None  # of a committed step
 
         self.roster: tuple[WorkerId, ...] = ()
         self.slots: IntArray = np.zeros(0, dtype=np.int64)  # by rank
@@ -220,6 +221,8 @@ class _Run:
             self.now_s = max(self.now_s, detected_s)
             return
 
+        idle_s = 0.0 if self.last_end_s is None else self.now_s - self.last_end_s
+        self.last_end_s = end_s
         waited_s = slowest_s - compute_s
         self.step_s.append(end_s - self.now_s)
         self.expected_s.append(float(expected_s.max()) + reduce_s)
@@ -236,6 +239,7 @@ class _Run:
                 generation=self.generation,
                 seconds=self.step_s[-1],
                 reports=tuple(reports),
+                idle_s=idle_s,
             )
         )
 

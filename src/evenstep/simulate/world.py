@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenstep.decide.curves import AnyMonotone, Curves, FlatLinear
+from evenstep.decide.curves import AnyMonotone, FlatLinear
+from evenstep.ports import Curves
 from evenstep.simulate.scenario import Scenario, WorkerGroup
 from evenstep.types import MOST_SAMPLES, FloatArray, IntArray, Worker
 

@@ -17,6 +17,7 @@ import msgspec
 
 from evenstep.errors import EvenstepError
 from evenstep.launch.environment import torchrun_variables
+from evenstep.launch.ranks import without_rank
 from evenstep.verify.compare import (
     Finding,
     GradientGap,
@@ -134,10 +135,10 @@ def _first_to_fail(processes: Sequence[BaseProcess]) -> int | None:
 
 
 def _environment(run: VerifiedRun, torchrun: Mapping[str, str]) -> dict[str, str]:
-    """The environment of one rank; a single process gets nothing of torchrun's."""
+    """The environment of one rank; a single process gets nothing of torchrun's or others'."""
     clean = {
         key: value
-        for key, value in os.environ.items()
+        for key, value in without_rank(os.environ).items()
         if key not in torchrun and not key.startswith("TORCHELASTIC_")
     }
     clean[ENV_VARIABLE] = msgspec.json.encode(run).decode()

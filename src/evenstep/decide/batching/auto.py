@@ -108,6 +108,10 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         name, slowest_s = fleet.ids[slowest], now_s[slowest]
         return memory, (best, f"{name} is slowest: expected step {slowest_s:.4g} -> {best_s:.4g} s")
 
+    def curves(self, memory: AutoState) -> FlatLinear:
+        """As fitted so far; of a worker that is not measured yet, a guess."""
+        return memory.curves
+
     def _curves(self, points: CurvePoints, fleet: Fleet, batch: int) -> FlatLinear:
         return points.with_guesses(fleet, batch).curves(self.fixed_fraction)
 

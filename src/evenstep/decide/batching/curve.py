@@ -91,6 +91,10 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         why = f"expected step {now_s[i] * 1e3:.4g} -> {then_s * 1e3:.4g} ms"
         return memory, (wanted, f"{fleet.ids[i]} is slowest: {shares[i]} -> {wanted[i]}, {why}")
 
+    def curves(self, memory: CurveState) -> FlatLinear:
+        """As fitted so far; of a worker that is not measured yet, a guess."""
+        return memory.curves
+
     @property
     def _profile_steps(self) -> int:
         return len(self.sizes) * self.steps_per_size

@@ -61,7 +61,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class JobProgress:
     """Progress of the job, for heuristics that look ahead."""
 
     elapsed_s: float
@@ -134,7 +134,7 @@ def look(
     memory, shift = _check_shift(memory, settings)
     memory = _with_start(memory, samples_left)
     points = _data_points(memory, settings, workers)
-    job = Job(
+    job = JobProgress(
         elapsed_s=memory.elapsed_s,
         samples_left=samples_left,
         initial_samples_per_s=memory.initial_samples_per_s,
