@@ -101,12 +101,16 @@ class Hierarchy:
 
     def pids(self, group: Path) -> list[int]:
         """The processes in a group; empty if the group is gone."""
-        return [int(pid) for pid in _words(group / "cgroup.procs")]
+        return [int(pid) for pid in _words(self.procs(group))]
+
+    def procs(self, group: Path) -> Path:
+        """The file that lists the group's processes, and takes the pid of one that moves in."""
+        return group / "cgroup.procs"
 
     def put(self, pid: int, group: Path) -> bool:
         """Move a process and its threads into a group. False: no such process."""
         try:
-            (group / "cgroup.procs").write_text(str(pid))
+            self.procs(group).write_text(str(pid))
         except ProcessLookupError:
             return False
         return True

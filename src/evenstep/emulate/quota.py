@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -64,6 +64,19 @@ class Quota:
                 if relative == pid and not found:
                     raise ProcessLookupError(f"there is no process {pid} to limit")
             seen |= family
+
+    def wrap(self, command: Sequence[str]) -> list[str]:
+        """`command`, under this quota from its first instruction on.
+
+        A running process that `add` moves may have left children of its own behind.
+        """
+        return [
+            "sh",
+            "-c",
+            'echo $$ > "$0" && exec "$@"',
+            str(self._hierarchy.procs(self.path)),
+            *command,
+        ]
 
     def pids(self) -> list[int]:
         """The processes under this quota."""

@@ -120,8 +120,9 @@ class WorkerProcess:
     ) -> None:
         self.rank, self._quota = rank, quota
         self._output = TemporaryFile()  # noqa: SIM115  a pipe would have to be drained
+        wrapped = die_with_parent(command)
         self._process = subprocess.Popen(
-            die_with_parent(command),
+            quota.wrap(wrapped) if quota else wrapped,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -129,14 +130,6 @@ class WorkerProcess:
             start_new_session=True,  # a process group of its own, killed as one
         )
         self.pidfd = os.pidfd_open(self._process.pid)
-        try:
-            if quota is not None:
-                quota.add(self._process.pid)
-        except ProcessLookupError:
-            pass  # it exited at once: the exit code will say why
-        except BaseException:
-            self.end()
-            raise
 
     def end(self) -> int:
         """Kill the command and its descendants if it still runs. Returns the exit code."""
