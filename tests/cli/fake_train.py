@@ -43,10 +43,13 @@ def main(num_steps: int, wrong: str = "", who: str = "") -> None:
     if wrong == "import" and where.worker == who:
         raise ImportError("no module named tensorbored")
     address = f"{where.host}:{where.port}"
+    # A test may send SIGTERM as soon as the coordinator lists this worker.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     worker = ScriptWorker(address, where.token, where.worker, fingerprint=where.fingerprint)
     counter = Path(worker.welcome.run) / "steps"
     say(f"{worker.id} is here, resuming {worker.welcome.resume or 'nothing'}")
     signal.signal(signal.SIGTERM, lambda *_: worker.say(Leaving(why="SIGTERM")))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
         train(worker, counter, num_steps, wrong if who in (worker.id, "all") else "")
     except Exception:

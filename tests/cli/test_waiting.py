@@ -42,9 +42,11 @@ class Site:
         command = ["run", "--workers", "0:8", where, str(self.folder), "--port", port]
         return self.runs.start(*command, "--token-file", self.token, *options, SCRIPT, num_steps)
 
-    def join(self, num_steps: str = LONG, wait: str = "10m") -> subprocess.Popen[str]:
+    def join(
+        self, num_steps: str = LONG, wait: str = "10m", script: Path = SCRIPT
+    ) -> subprocess.Popen[str]:
         options = ["--wait", wait, "--token-file", str(self.token)]
-        return self.runs.start("join", *options, self.address, SCRIPT, num_steps)
+        return self.runs.start("join", *options, self.address, script, num_steps)
 
     def check(self) -> int:
         """The exit code of `status --check`."""
@@ -90,6 +92,18 @@ def test_health_checks_tell_by_exit_code_whether_workers_train(site: Site) -> No
     coordinator.send_signal(signal.SIGINT)
     assert ended(coordinator).returncode == 0
     assert site.check() == 2
+
+
+def test_a_worker_asked_to_leave_before_its_script_has_joined_ends_with_75(site: Site) -> None:
+    site.coordinate()
+    until(lambda: site.check() == 3)
+    started = site.folder.parent / "started"
+    script = site.folder.parent / "slow.py"
+    script.write_text(f"import time\nopen({str(started)!r}, 'w').close()\ntime.sleep(600)\n")
+    worker = site.join(script=script)
+    until(started.exists)
+    worker.send_signal(signal.SIGTERM)
+    assert ended(worker).returncode == 75
 
 
 def test_when_the_last_worker_has_left_the_next_one_goes_on_where_it_stopped(site: Site) -> None:

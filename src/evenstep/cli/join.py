@@ -118,6 +118,8 @@ def join_command(
     for number in stop_signals():
         signal.signal(number, leave)
     code = worker.wait()
+    if requests.num == 1 and code == -signal.SIGTERM:
+        ctx.exit(os.EX_TEMPFAIL)  # asked to leave before its script had joined
     ctx.exit(128 - code if code < 0 else code)
 
 
