@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bench.testbed.disk import small_disk
 
-from evenstep.coordinate.events import Ending, Heard
+from evenstep.coordinate.events import Connected, Ending, Heard
 from evenstep.messages import (
     Began,
     Done,
@@ -676,12 +676,14 @@ def test_a_name_is_given_once(make: Make) -> None:
     a, b = training(world, 2)
     assert (a.id, b.id) == ("w0", "w1")
     world.die(b)
-    answer = world.hello(worker="w1")
-    assert isinstance(answer, Welcome)
-    assert answer.worker == "w2"
-    taken = world.hello(worker="w0")
-    assert isinstance(taken, Welcome)
-    assert taken.worker == "w3"
+    for name in (a.id, b.id):
+        assert isinstance(world.hello(worker=name), Refused)
+    c = world.connect()
+    assert c is not None
+    assert c.id == "w2"
+    other = world.handle(Connected(worker=c.id, host="elsewhere", pid=1))
+    assert isinstance(other, Welcome)
+    assert other.worker == "w3"
 
 
 def test_a_lost_worker_that_returns_is_sent_away(make: Make) -> None:

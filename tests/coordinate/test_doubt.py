@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenstep.coordinate.events import Terms
-from tests.coordinate.situations import Make, ask, roster, status, training
+from tests.coordinate.situations import Make, ask, launched, roster, status, training
 from tests.coordinate.world import SimWorker, World
 
 LEASE_S = 20.0
@@ -86,3 +86,45 @@ def test_another_coordinator_waits_too(make: Make) -> None:
         world.beat()
     world.settle(10)
     assert trains(world, c)
+
+
+def ending_unheard(world: World) -> SimWorker:
+    """The end is announced to a worker that does not hear of it, and the coordinator dies."""
+    (a,) = training(world, 1)
+    a.frozen = True
+    world.stop_run("enough")
+    world.restart()
+    return a
+
+
+def test_a_run_that_was_stopping_does_not_go_on_beside_a_worker_that_has_not_heard(
+    make: Make,
+) -> None:
+    world = make(lease_s=LEASE_S)
+    ending_unheard(world)
+    c = world.join()
+    assert not trains(world, c)
+    while world.now_s < LEASE_S + Terms().silence_s:
+        world.beat()
+    world.settle(10)
+    assert trains(world, c)
+
+
+def test_a_run_that_was_stopping_goes_on_at_once_if_its_workers_have_ended(make: Make) -> None:
+    world = make(lease_s=LEASE_S)
+    (a,) = launched(world, 1)
+    a.frozen = True
+    world.stop_run("enough")
+    world.restart(ended=(a.id,))
+    assert trains(world, world.join())
+
+
+def test_a_run_that_ended_without_a_silent_worker_is_not_resumed_beside_it(make: Make) -> None:
+    world = make(lease_s=LEASE_S)
+    (a,) = training(world, 1)
+    a.frozen = True
+    world.stop_run("enough")
+    while world.ending is None:
+        world.beat()
+    world.restart()
+    assert not trains(world, world.join())

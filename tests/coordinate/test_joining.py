@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from evenstep.messages import Refused
+from evenstep.messages import Refused, Welcome
 from tests.coordinate.situations import Make, heard, roster, training
 
 
@@ -32,3 +32,31 @@ def test_what_an_older_journal_does_not_know_of_is_as_the_first_worker_has_it(ma
     assert not heard(world.join(disabled_scalers="GradScaler-1"), Refused)
     (refused,) = heard(world.join(), Refused)
     assert refused.why.startswith("disabled_scalers is none here, GradScaler-1 in")
+
+
+def test_a_worker_that_connects_again_before_the_old_connection_is_known_to_be_gone_keeps_its_name(
+    make: Make,
+) -> None:
+    world = make()
+    (a,) = training(world, 1)
+    b = world.connect()
+    assert b is not None
+    b.connected = False  # it has noticed; the coordinator has not
+    again = world.join(b.id)
+    world.settle(8)
+    assert roster(world) == (a.id, again.id) == (a.id, b.id)
+
+
+def test_a_worker_lost_before_it_heard_of_its_generation_gets_no_other_name(
+    make: Make,
+) -> None:
+    """It may hear of it later, and would wait there for ever, as a worker that starts up here."""
+    world = make()
+    training(world, 1)
+    b = world.join()
+    assert b.id in roster(world)  # its first generation is announced
+    world.cut(b)
+    answer = world.hello(b.id)
+    assert isinstance(answer, Refused)
+    assert answer.why.startswith(f"{b.id} was lost before it had joined")
+    assert isinstance(world.hello(), Welcome)

@@ -9,7 +9,7 @@ from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import Ending, EndRun, MarkStopping, StartProcesses
 from evenstep.coordinate.state import WorkerState
 from evenstep.messages import Generation, Goodbye, NewPlan, Paused
-from evenstep.types import Left, Plan, Regroup, WorkerId, listed
+from evenstep.types import AnyAction, Left, Lost, Plan, Regroup, WorkerId, listed
 
 
 def make_generation(d: Draft, regroup: Regroup, plan: Plan, *, planned: bool) -> Generation:
@@ -190,14 +190,24 @@ def settle(d: Draft) -> None:
         end(d, Ending(ok=False, why=f"no worker is left; {d.last_loss}"))
 
 
+def all_leave(d: Draft, why: str) -> tuple[AnyAction, ...]:
+    """Empty the roster. A resumed run waits only for those that may train on."""
+    actions: tuple[AnyAction, ...] = ()
+    silent = tuple(w for w in d.roster if w in d.doubts)
+    if left := tuple(w for w in d.roster if w not in d.doubts):
+        actions = d.decide(Left(workers=left, cause=why))
+    if silent:
+        actions = d.decide(Lost(workers=silent, cause=why))
+    return actions
+
+
 def end(d: Draft, ending: Ending) -> None:
     """End the run now."""
     if d.ending is not None:
         return
     d.log(f"the run ends: {ending.why}")
     d.closing = st.Ended(ending=ending, stopped_because=d.stopping)
-    if d.roster:
-        d.decide(Left(workers=d.roster, cause=ending.why))  # a resumed run waits for none of them
+    all_leave(d, ending.why)
     d.effects.append(EndRun(ending=ending))
     for member in list(d.members.values()):
         if member.state is not WorkerState.DISMISSED and member.id != ending.worker:

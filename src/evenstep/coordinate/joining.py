@@ -10,7 +10,7 @@ from evenstep.config import Settings
 from evenstep.coordinate.announce import end
 from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import Connected, Ending, Reply
-from evenstep.coordinate.roster import advance, leave_out
+from evenstep.coordinate.roster import advance, disconnect, leave_out
 from evenstep.coordinate.state import Contact, RunMember, WorkerState
 from evenstep.coordinate.takeover import returned
 from evenstep.errors import BatchBoundsError, ConfigError, EvenstepError
@@ -25,6 +25,7 @@ def connected(d: Draft, event: Connected) -> None:
     """Welcome a worker, or refuse it."""
     # Records of a generation above the newest were lost: do not use its number again.
     d.used_generation = max(d.used_generation, event.generation)
+    _replace_connection(d, event)
     problem = _refusal(d, event)
     if problem:
         refused = Refused(why=problem, trained=d.has_trained_to_end)
@@ -35,7 +36,7 @@ def connected(d: Draft, event: Connected) -> None:
         known = d.cluster.workers[worker] if d.cluster else None
         member = RunMember(id=worker, state=WorkerState.TRAINING, begun=True, worker=known)
     else:
-        if not worker or worker in d.members or worker in d.rostered:
+        if not worker or worker in d.members:
             worker = d.new_name()
         member = RunMember(id=worker)
     d.put(replace(member, host=event.host, pid=event.pid, sees_folder=event.sees_folder))
@@ -54,6 +55,16 @@ def connected(d: Draft, event: Connected) -> None:
     d.effects.append(Reply(message=welcome))
     if is_back:
         returned(d, worker, event.generation - event.forming)
+
+
+def _replace_connection(d: Draft, event: Connected) -> None:
+    """A worker that has not joined yet knows before the coordinator that its connection broke."""
+    member = d.members.get(event.worker)
+    if member is None or member.state not in EARLY:
+        return
+    if (member.host, member.pid) == (event.host, event.pid):
+        d.hang_up(member.id)
+        disconnect(d, member, "it connected again", dead=False)
 
 
 def ready(d: Draft, member: RunMember, message: Ready) -> None:
@@ -132,6 +143,9 @@ def _refusal(d: Draft, event: Connected) -> str:
             f"{event.worker} of generation {event.generation} is not in the run, which is "
             f"at {d.number}; it can join as a new worker"
         )
+    if event.worker in d.rostered:
+        # It may have been told of a generation: under another name it would still go there.
+        return f"{event.worker} was lost before it had joined; it can join as a new worker"
     num_members = sum(m.trains or m.state in EARLY for m in d.members.values())
     if not d.process(event.worker).running and num_members >= d.capacity:
         return _full(d)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from evenstep.coordinate import links
 from evenstep.coordinate import state as st
 from evenstep.coordinate.announce import (
+    all_leave,
     announce,
     announce_end,
     call_spares,
@@ -118,8 +119,7 @@ def suspend(d: Draft) -> None:
         d.phase = st.Starting()
     d.closing = None
     d.effects.append(MarkStopping(stopping=False))
-    if d.roster:
-        change(d, Left(workers=d.roster, cause=why), planned=False)
+    obey(d, all_leave(d, why), planned=False)
     d.log("waiting for workers to join: `evenstep join`")
 
 
@@ -157,6 +157,8 @@ def lose(d: Draft, lost: Mapping[WorkerId, str]) -> None:
 def doubt(d: Draft, worker: WorkerId) -> None:
     """It is unknown whether a lost worker has ended: it may train on until its lease is over."""
     rosters = [set(g.roster) for g in (d.running, d.coming) if g is not None and worker in g.roster]
+    if d.parting and worker in d.roster:  # the end that is announced has no roster
+        rosters.append(set(d.roster))
     if rosters:
         until_s = d.contacts[worker].heard_s + d.terms.lease_s + LEASE_MARGIN_S
         roster = tuple(sorted(set.intersection(*rosters)))  # it may be in either

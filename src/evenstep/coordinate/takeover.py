@@ -42,15 +42,26 @@ def take_over(d: Draft, event: TookOver) -> None:
         previous_roster=event.previous_roster,
         until_s=d.now_s + lease_s,
     )
-    if not (event.stopping or set(event.lost) & set(event.ended)):
-        doubt = Doubt(roster=event.lost, until_s=d.now_s + lease_s)
-        d.doubts = dict.fromkeys(event.lost, doubt)
+    not_awaited = (d.roster if event.stopping else ()) or event.lost
+    d.doubts = _doubts(event, not_awaited, d.now_s + lease_s)
     if d.away:
         d.log(
             f"waiting up to {lease_s:g} s for {listed(sorted(d.away))} to reconnect: they may "
             "still train. If you know that one has ended, `evenstep drain RUN WORKER` gives it up"
         )
     _resume_if_complete(d)
+
+
+def _doubts(event: TookOver, roster: tuple[WorkerId, ...], until_s: float) -> dict[WorkerId, Doubt]:
+    """Nobody waits for this roster to come back, and all of it may train on, or the one before."""
+    doubts = {}
+    for worker in roster:
+        together = set(roster)
+        if worker in event.previous_roster:
+            together &= set(event.previous_roster)
+        if together.isdisjoint(event.ended):
+            doubts[worker] = Doubt(roster=tuple(sorted(together)), until_s=until_s)
+    return doubts
 
 
 def returned(d: Draft, worker: WorkerId, generation: int) -> None:
