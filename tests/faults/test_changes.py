@@ -64,6 +64,22 @@ def test_too_few_workers_pause_until_the_lost_one_is_replaced(tmp_path: Path, al
         assert all(same(result, alone(*ARGS, *run.epochs)) for result in run.results().values())
 
 
+@pytest.mark.parametrize(
+    "fault", [("w1", "reduced", 3), ("w1", "stepped", 3), ("w1", "epoch", 10), ("w1", "forward", 3)]
+)
+def test_a_joiner_of_a_paused_run_waits_for_the_others_next_batch(
+    tmp_path: Path, alone: Alone, fault: tuple[str, str, int]
+) -> None:
+    """They may be short of a sum, in the middle of a step or between epochs."""
+    with Cluster(
+        tmp_path, workers=3, restarts=1, sets=("workers.min=3",), faults=[fault], args=ARGS
+    ) as run:
+        run.until(lambda s: s["state"] == "paused")
+        run.until_training(3)
+        assert run.finish() == 0
+        assert all(same(result, alone(*ARGS, *run.epochs)) for result in run.results().values())
+
+
 def test_a_paused_run_that_is_stopped_leaves_a_checkpoint(tmp_path: Path, alone: Alone) -> None:
     with Cluster(tmp_path, workers=3, sets=("workers.min=3",), args=ARGS) as run:
         run.until_step(20)

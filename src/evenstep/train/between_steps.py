@@ -75,9 +75,9 @@ class BetweenSteps:
         """The begin and end of this worker's part of a dataset."""
         if self._roster.is_late:
             return 0, length
-        plans = self._job.plans
-        shares = plans.newest.shares if plans else (1,) * self._roster.world
-        return rank_ranges(length, shares)[self._roster.rank]
+        plans, roster = self._job.plans, self._roster
+        shares = roster.present(plans.newest.shares) if plans else (1,) * roster.world
+        return rank_ranges(length, shares)[roster.rank]
 
     def end_epoch(self) -> None:
         """All steps of an epoch are taken."""
@@ -86,5 +86,5 @@ class BetweenSteps:
 
     def _average_norms(self) -> None:
         job, roster = self._job, self._roster
-        share = float(job.plans.shares_at(job.step.number - 1)[roster.rank])
-        job.model.norms.average(roster.sum, roster.world, share)
+        shares = roster.present(job.plans.shares_at(job.step.number - 1))
+        job.model.norms.average(roster.sum, roster.world, float(shares[roster.rank]))

@@ -49,9 +49,16 @@ class Roster(Protocol):
     hands_over_state: bool  # joiners get their state from the others, and a void step is repeated
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Among those that take part in a sum now."""
+
     @property
-    def world(self) -> int: ...
+    def world(self) -> int:
+        """The number of those that take part in a sum now."""
+
+    def present(self, shares: tuple[int, ...]) -> tuple[int, ...]:
+        """Of shares by rank of the generation, those of workers that take part in a sum now."""
+
     @property
     def generation(self) -> int: ...
     @property

@@ -7,21 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from evenstep.train.roster.catch_up import NewestState, Position, compare_positions
+from evenstep.train.roster.catch_up import NewestState, Position, Situation, compare_positions
 from tests.train.comm.test_group import ring
 
 
-def compared(positions: Sequence[Position], gradients: Sequence[bool] = ()) -> NewestState:
+def compared(positions: Sequence[Position], situations: Sequence[Situation] = ()) -> NewestState:
     """What ranks at these positions agree on."""
-    unused = gradients or [False] * len(positions)
+    situations = situations or [Situation()] * len(positions)
     ranks = ring(len(positions))
     with ThreadPoolExecutor(len(ranks)) as pool:
-        found = list(
-            pool.map(
-                lambda group, position, has: compare_positions(group, position, has_gradients=has),
-                *(ranks, positions, unused),
-            )
-        )
+        found = list(pool.map(compare_positions, ranks, positions, situations))
         for rank in ranks:
             rank.close()
     assert all(one == found[0] for one in found)
@@ -59,8 +54,19 @@ def test_sources_without_the_last_sum_are_listed() -> None:
 
 
 def test_only_gradients_of_sources_belong_to_the_state() -> None:
-    assert compared([at(6), at(5)], gradients=[True, False]).has_gradients
-    assert not compared([at(6), at(5)], gradients=[False, True]).has_gradients
+    have, lack = Situation(has_gradients=True), Situation()
+    assert compared([at(6), at(5)], [have, lack]).has_gradients
+    assert not compared([at(6), at(5)], [lack, have]).has_gradients
+
+
+def test_ranks_between_two_steps_are_told_apart_from_those_that_wait_for_a_sum() -> None:
+    positions = [at(6, sums=3), at(6, sums=2), Position(), at(6, sums=3), at(5), at(5)]
+    in_sum = Situation(between_steps=False)
+    void = Situation(between_steps=False, is_void=True)
+    newest = compared(positions, [in_sum, in_sum, Situation(), void, void, Situation()])
+    assert newest.missing_sum == (1,)
+    assert newest.waiting == (0,)  # rank 1 gets the sum that it waits for, rank 3's is void
+    assert newest.between_steps == (2, 5)
 
 
 def test_ranks_that_miss_the_last_sum_receive_it() -> None:
@@ -74,7 +80,7 @@ def test_ranks_that_miss_the_last_sum_receive_it() -> None:
     ]
 
     def learn(rank: int) -> torch.Tensor:
-        newest = compare_positions(ranks[rank], positions[rank], has_gradients=False)
+        newest = compare_positions(ranks[rank], positions[rank])
         return newest.share_last_sum(ranks[rank], kept[rank])
 
     with ThreadPoolExecutor(3) as pool:

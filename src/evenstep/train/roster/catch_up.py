@@ -8,6 +8,7 @@ their state to the others. The same holds for each sum between steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -22,8 +23,7 @@ from evenstep.train.recover.preallocate import Preallocation
 from evenstep.train.recover.rollback import Rollback
 from evenstep.train.recover.state import TrainingState
 from evenstep.train.roster.checkpointing import CheckpointSaver
-
-FIELDS = 6  # those of Position, and whether gradients are unused
+from evenstep.train.roster.sit_out import announce_batch, announce_sum, sit_out
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -36,6 +36,18 @@ class Position(msgspec.Struct, frozen=True):
     sum_bytes: int = 0  # size of the last sum's result
 
 
+class Situation(NamedTuple):
+    """Where in the script this worker is."""
+
+    has_gradients: bool = False  # that no optimizer has used yet
+    between_steps: bool = True  # it fetches a batch next; else it may wait for a sum
+    is_void: bool = False  # the step at hand, and with it the sums that it still takes
+
+
+BETWEEN_STEPS = Situation()
+FIELDS = len(Position.__struct_fields__) + len(Situation._fields)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewestState:
     """Which ranks of a group have the newest state, and its position."""
@@ -44,6 +56,8 @@ class NewestState:
     sources: tuple[int, ...]
     missing_sum: tuple[int, ...]  # sources that lack the result of the last sum
     has_gradients: bool  # no optimizer has used them yet, so they are part of the state
+    waiting: tuple[int, ...]  # sources that wait for a sum, in the middle of a step or after it
+    between_steps: tuple[int, ...]  # ranks behind that fetch a batch next
 
     def share_last_sum(self, group: Group, result: torch.Tensor) -> torch.Tensor:
         """Send the last sum to ranks that lack it; `result` is what this rank has, as bytes."""
@@ -56,12 +70,16 @@ class NewestState:
         return result
 
 
-def compare_positions(group: Group, own: Position, *, has_gradients: bool) -> NewestState:
+def compare_positions(
+    group: Group, own: Position, situation: Situation = BETWEEN_STEPS
+) -> NewestState:
     """Find the ranks with the newest state. All ranks of the group call this."""
     table = torch.zeros(group.world, FIELDS, dtype=torch.float64)
-    table[group.rank] = torch.tensor((*astuple(own), has_gradients), dtype=torch.float64)
+    table[group.rank] = torch.tensor((*astuple(own), *situation), dtype=torch.float64)
     rows = [tuple(map(int, row)) for row in group.sum(table).tolist()]
-    positions = [Position(bool(row[0]), *row[1:-1]) if row[0] else Position() for row in rows]
+    num = len(Position.__struct_fields__)
+    positions = [Position(bool(row[0]), *row[1:num]) if row[0] else Position() for row in rows]
+    situations = [Situation(*map(bool, row[num:])) for row in rows]
     # If two generations reduced a step, the later one's result wins: a joiner whose join failed may
     # have the same step, rounded differently. If no rank has a state, all take the leader's
     # fresh one.
@@ -70,9 +88,15 @@ def compare_positions(group: Group, own: Position, *, has_gradients: bool) -> Ne
     sources = tuple(r for r, age in enumerate(ages) if age == newest and newest[0] >= 0) or (0,)
     position = max((positions[rank] for rank in sources), key=lambda p: p.sums)
     missing_sum = tuple(rank for rank in sources if positions[rank].sums < position.sums)
-    unused = any(rows[rank][-1] for rank in sources)
+    amid = [s for s in sources if not (situations[s].between_steps or situations[s].is_void)]
+    behind = set(range(group.world)).difference(sources)
     return NewestState(
-        position=position, sources=sources, missing_sum=missing_sum, has_gradients=unused
+        position=position,
+        sources=sources,
+        missing_sum=missing_sum,
+        has_gradients=any(situations[rank].has_gradients for rank in sources),
+        waiting=tuple(rank for rank in amid if rank not in missing_sum),
+        between_steps=tuple(sorted(r for r in behind if situations[r].between_steps)),
     )
 
 
@@ -85,11 +109,19 @@ class CatchUp:
         self._job, self._state, self._rollback = job, state, rollback
         self._saver, self._preallocation = saver, Preallocation()
         self._has_state = False
+        self.sitting_out: tuple[int, ...] = ()  # until the next batch, for which `admit` is called
+        self._root = 0  # announces sums to those
         self._last_sum = torch.zeros(0, dtype=torch.uint8)  # its bytes
 
     def preallocate(self) -> None:
         """Allocate memory for the state that the others will hand over, while they train."""
         self._preallocation.make(self._job.stateful.values())
+
+    def sum(self, group: Group, values: torch.Tensor) -> None:
+        """A sum outside of the gradients, in place, also with ranks that sit it out."""
+        if self.sitting_out:
+            announce_sum(group, self._root, values)
+        group.sum(values)
 
     def summed(self, result: torch.Tensor) -> None:
         """A sum outside of the gradients is complete."""
@@ -104,7 +136,12 @@ class CatchUp:
         """This worker's state will be out of date."""
         self._has_state, self._job.step.num_sums = False, 0
 
-    def run(self, group: Group, resume: str) -> bool:
+    def admit(self, group: Group) -> None:
+        """The next batch comes: hand over the state to ranks that have sat out the last one."""
+        announce_batch(group, self._root)
+        self.run(group, "")
+
+    def run(self, group: Group, resume: str, *, between_steps: bool = True) -> bool:
         """Compare positions and hand over state; all ranks of a new group call it.
 
         Returns whether anyone had a state. `resume` is the newest checkpoint that the coordinator
@@ -119,10 +156,20 @@ class CatchUp:
             sum_bytes=len(self._last_sum),
         )
         failpoint("compare")
-        newest = compare_positions(group, own, has_gradients=step.num_unused > 0)
+        situation = Situation(step.num_unused > 0, between_steps, step.is_void)
+        newest = compare_positions(group, own, situation)
         if not newest.position.has_state:
             self._start_anew(group.rank, resume)
-        behind = [rank for rank in range(group.world) if rank not in newest.sources]
+        sitting_out = newest.between_steps if newest.waiting else ()
+        if group.rank in sitting_out:
+            newest.share_last_sum(group, self._last_sum)
+            sit_out(group, newest.waiting[0])
+            return self.run(group, resume)
+        if sitting_out:
+            self._root = newest.waiting[0]
+        self.sitting_out = sitting_out
+        known = {*newest.sources, *sitting_out}
+        behind = [rank for rank in range(group.world) if rank not in known]
         failpoint("handover")
         if behind:
             state.plain = job.plain_state()

@@ -72,11 +72,18 @@ class ElasticRoster:
 
     @property
     def rank(self) -> int:
-        return self._tracker.rank
+        return self._tracker.rank - sum(rank < self._tracker.rank for rank in self._sitting_out)
 
     @property
     def world(self) -> int:
-        return self._tracker.world
+        return self._tracker.world - len(self._sitting_out)
+
+    def present(self, shares: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(share for r, share in enumerate(shares) if r not in self._sitting_out)
+
+    @property
+    def _sitting_out(self) -> tuple[int, ...]:
+        return self._catch_up.sitting_out if self._has_entered else ()
 
     @property
     def generation(self) -> int:
@@ -125,7 +132,7 @@ class ElasticRoster:
                 sees_folder=self._saver.sees_folder,
             )
         )
-        self.is_late = self._regrouping.run()
+        self.is_late = self._regrouping.run(between_steps=True)
 
     def _set_up(self) -> None:
         """Prepare for handing over and rolling back whatever was prepared and registered by now."""
@@ -152,7 +159,7 @@ class ElasticRoster:
         step.on_reduced.append(tracker.stop_waiting)
         model.reducer.warm_up(pulse_size(PULSE_WORKERS))
         if not job.host.is_shared:  # else the processes of the host would be out of step
-            model.reducer.give_up_if(tracker.superseded, model.module)
+            model.reducer.give_up_if(self._superseded, model.module)
         if tracker.welcome.underway:
             catch_up.preallocate()
 
@@ -169,10 +176,17 @@ class ElasticRoster:
         """
         step = self._job.step
         log.info("step %d is void: %s", step.number, error)
-        if isinstance(error, WorkerLostError):
+        if isinstance(error, WorkerLostError) or self._sitting_out:
             self._tracker.report_stuck(0.0)
         step.void()
         self._groups.close(0.0)
+
+    def _superseded(self) -> str:
+        if self._sitting_out:
+            return (
+                "workers that joined in the middle of this step cannot take part in its gradients"
+            )
+        return self._tracker.superseded()
 
     # Between steps.
 
@@ -183,15 +197,17 @@ class ElasticRoster:
         if self._rollback.is_due:
             self._rollback.settle()
         if must_move or not self._groups.is_open:  # a step begun now would be void
-            self._regrouping.run(may_rest=in_loop)
+            self._regrouping.run(between_steps=in_loop)
         if step.is_void:
             step.retry()
+        if in_loop and self._catch_up.sitting_out:
+            self._regrouping.admit()
         # No planned change while gradients accumulate. Nor after a loop that was left: a joiner
         # would begin with the next loop and miss the sums before it.
         if self._move_to and in_loop and not step.num_unused:
             move_to, self._move_to = self._move_to, 0
             if move_to > self.generation:
-                self._regrouping.run(move_to, may_rest=True)
+                self._regrouping.run(move_to, between_steps=True)
         self.is_late = False
         if step.phase is Phase.ADOPTED:  # in the middle of a batch: others may be ahead in it
             self._overtake()
@@ -238,7 +254,7 @@ class ElasticRoster:
                 return torch.zeros_like(values)
             mine, lost = values.clone(), None
             try:
-                self._groups.control.sum(mine)
+                self._catch_up.sum(self._groups.control, mine)
             except GroupGoneError as e:
                 lost = e
             if (lost := self._job.host.agree(lost)) is None:
@@ -257,7 +273,7 @@ class ElasticRoster:
         if not self._groups.is_open:
             if self._job.step.is_void:
                 self._rollback.restore()
-            self._regrouping.run()
+            self._regrouping.run(between_steps=False)
 
     # The end. What needs the coordinator is up to `Departure`.
 

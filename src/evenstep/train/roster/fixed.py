@@ -79,6 +79,9 @@ class FixedRoster:
             self._shared.publish_failure(e)
             raise
 
+    def present(self, shares: tuple[int, ...]) -> tuple[int, ...]:
+        return shares
+
     def prepared(self) -> None:
         """Check that all ranks have the same model, and broadcast the leader's tensors."""
         model = self._job.model

@@ -40,11 +40,21 @@ class Regrouping:
         self._catch_up, self._saver, self._departure = catch_up, saver, departure
         self._on_lost = on_lost
 
-    def run(self, planned: int = 0, *, may_rest: bool = False) -> bool:
+    def admit(self) -> None:
+        """Between two steps: let those in that have sat out the rest of the last one."""
+        lost = None
+        try:
+            self._catch_up.admit(self._groups.control)
+        except GroupGoneError as e:
+            lost = e
+        if self._failed(lost):
+            self.run(between_steps=True)
+
+    def run(self, planned: int = 0, *, between_steps: bool) -> bool:
         """Move to a newer generation, retrying until one forms, and take over its newest state.
 
         Returns whether anyone in it had trained before. A spare waits here until it is called
-        back, if it `may_rest` at this point of the loop; otherwise it leaves.
+        back, if it is `between_steps`; otherwise it leaves.
         """
         tracker, job, stopped_s = self._tracker, self._job, self._job.step.stopped_s
         if job.host.is_shared:
@@ -57,8 +67,8 @@ class Regrouping:
                 self._see_leavers_off(generation)
             self._groups.close(0.0)
             if tracker.worker in generation.roster:
-                had_trained = self._form(generation)
-            elif may_rest and tracker.worker in generation.spares:
+                had_trained = self._form(generation, between_steps)
+            elif between_steps and tracker.worker in generation.spares:
                 self._rest(generation)
                 planned = 0
             else:
@@ -86,7 +96,7 @@ class Regrouping:
         self._tracker.rest(generation)
         self._catch_up.forget()
 
-    def _form(self, generation: Generation) -> bool | None:
+    def _form(self, generation: Generation, between_steps: bool) -> bool | None:
         """Meet the other workers, reduce with them, and compare positions.
 
         Returns whether anyone had trained before; None if the generation did not form.
@@ -97,16 +107,21 @@ class Regrouping:
             tracker.enter(generation)
             groups.form(generation, tracker.rank, tracker.world)
             job.connect(groups.control, groups.make, on_wait=self._waited, on_lost=self._on_lost)
-            had_trained = self._catch_up.run(groups.control, tracker.welcome.resume)
+            resume = tracker.welcome.resume
+            had_trained = self._catch_up.run(groups.control, resume, between_steps=between_steps)
         except GroupGoneError as e:
             lost = e
-        if (lost := job.host.agree(lost)) is None:
-            return had_trained
-        log.info("generation %d did not form: %s", generation.number, lost)
+        return None if self._failed(lost) else had_trained
+
+    def _failed(self, lost: GroupGoneError | None) -> bool:
+        """Whether the generation could not be formed, on any process of this host."""
+        if (lost := self._job.host.agree(lost)) is None:
+            return False
+        log.info("generation %d did not form: %s", self._tracker.generation, lost)
         if isinstance(lost, WorkerLostError):
-            tracker.report_stuck(0.0)
-        groups.close(0.0)
-        return None
+            self._tracker.report_stuck(0.0)
+        self._groups.close(0.0)
+        return True
 
     def _waited(self, seconds: float) -> None:
         self._job.model.meter.waited(seconds)
