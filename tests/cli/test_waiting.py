@@ -68,11 +68,15 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_workers_and_their_coordinator_may_start_in_any_order(site: Site) -> None:
     early = site.join("40")
+    assert early.stderr is not None
+    told = ""
+    while "Trying again for" not in told:
+        assert (line := early.stderr.readline()), told
+        told += line
+    assert f"no coordinator listens at {site.address}" in told
     coordinator = site.coordinate(num_steps="40")
     done = ended(early)
     assert done.returncode == 0, done.stderr
-    assert f"no coordinator listens at {site.address}" in done.stderr
-    assert "Trying again for" in done.stderr
     end = ended(coordinator)
     assert end.returncode == 0, end.stderr
     text = f"evenstep join --token-file {site.folder}/token {site.address} {SCRIPT}"
