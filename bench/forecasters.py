@@ -45,7 +45,7 @@ def scenarios() -> dict[str, Series]:
 
 def error_percent(forecaster: Forecaster, series: Series) -> float:
     """Root mean squared error from the second step on, in per cent of the mean speed."""
-    forecaster.seat([f"w{i}" for i in range(WORKERS)])
+    forecaster.set_roster([f"w{i}" for i in range(WORKERS)])
     speed = series[0]
     miss = (forecasts(forecaster, series)[1:] - speed[1:]) / speed.mean(axis=0)
     return 100 * float(np.sqrt(np.mean(miss**2)))
@@ -53,7 +53,7 @@ def error_percent(forecaster: Forecaster, series: Series) -> float:
 
 def milliseconds(forecaster: Forecaster) -> FloatArray:
     """Milliseconds of each step after the first."""
-    forecaster.seat([f"w{i}" for i in range(TIMED_WORKERS)])
+    forecaster.set_roster([f"w{i}" for i in range(TIMED_WORKERS)])
     series = interference(steps=TIMED_STEPS, workers=TIMED_WORKERS, seed=SEED)
     taken = []
     for speed, outlook in zip(*series, strict=True):

@@ -93,7 +93,7 @@ class Engine:
             return event, UNSET
         if not isinstance(policy, Foresees) or fleet is None:
             return event, UNSET
-        self._forecaster.seat(fleet.ids)
+        self._forecaster.set_roster(fleet.ids)
         speed = policy.pace(self.cluster.memory, fleet, Outcome.of(event, fleet))
         # A step's speed belongs to the outlook at its start, which came with the previous reports.
         self._forecaster.learn(speed, self._outlooks(fleet))

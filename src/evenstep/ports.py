@@ -25,7 +25,7 @@ Move = tuple[IntArray, str]
 class BatchPolicy(Protocol):
     """Decides on the next shares, and why, given a step's reports and forecasts."""
 
-    def seat(self, memory: Memory | None, fleet: Fleet, batch: int) -> tuple[Memory, Move]:
+    def first_shares(self, memory: Memory | None, fleet: Fleet, batch: int) -> tuple[Memory, Move]:
         """First shares of a fleet. `memory` is the state of the previous fleet, None at first."""
 
     def next(
@@ -70,7 +70,7 @@ class ScalableCurves(Curves, Protocol):
 class Forecaster(Protocol):
     """Learns the speed of all workers of a roster, one step at a time."""
 
-    def seat(self, workers: Sequence[WorkerId]) -> None:
+    def set_roster(self, workers: Sequence[WorkerId]) -> None:
         """Adopt a roster: keep the state of workers that stay, drop that of workers that left."""
 
     def learn(self, speed: FloatArray, outlook: FloatArray) -> None:

@@ -69,27 +69,27 @@ class ForecasterContract:
 
     make: ClassVar[Callable[[], Forecaster]]
 
-    def seated(self, *workers: str) -> Forecaster:
+    def with_roster(self, *workers: str) -> Forecaster:
         """A new forecaster with this roster."""
         forecaster = type(self).make()
-        forecaster.seat(workers)
+        forecaster.set_roster(workers)
         return forecaster
 
     def test_a_worker_without_measurements_has_no_forecast(self) -> None:
-        forecaster = self.seated("a", "b")
+        forecaster = self.with_roster("a", "b")
         assert np.isnan(forecaster.forecast(np.ones((2, 2)))).all()
         forecaster.learn(np.array([5.0, np.nan]), np.ones((2, 2)))
         assert np.isnan(forecaster.forecast(np.ones((2, 2)))).tolist() == [False, True]
 
     def test_forecasts_of_any_series_are_positive_and_finite(self) -> None:
         speed, outlook = _rough(steps=200, workers=3)
-        forecaster = self.seated("a", "b", "c")
+        forecaster = self.with_roster("a", "b", "c")
         predicted = forecasts(forecaster, (speed, outlook))[1:]
         assert np.isfinite(predicted).all()
         assert (predicted > 0).all()
 
     def test_a_missing_measurement_changes_nothing(self) -> None:
-        forecaster = self.seated("a", "b")
+        forecaster = self.with_roster("a", "b")
         forecasts(forecaster, interference(steps=60, workers=2, seed=1))
         outlook = np.array([[0.4, 0.5], [0.9, 0.5]])
         before = forecaster.forecast(outlook)
@@ -98,7 +98,7 @@ class ForecasterContract:
 
     def test_forecasting_has_no_side_effects(self) -> None:
         series = interference(steps=60, workers=2, seed=2)
-        asked, learner = self.seated("a", "b"), self.seated("a", "b")
+        asked, learner = self.with_roster("a", "b"), self.with_roster("a", "b")
         for speed, outlook in zip(*series, strict=True):
             asked.forecast(outlook)
             asked.forecast(1 - outlook)
@@ -107,7 +107,7 @@ class ForecasterContract:
         assert (asked.forecast(series[1][-1]) == learner.forecast(series[1][-1])).all()
 
     def test_arguments_are_neither_modified_nor_kept(self) -> None:
-        forecaster = self.seated("a", "b")
+        forecaster = self.with_roster("a", "b")
         speed, outlook = np.array([3.0, 4.0]), np.full((2, 2), 0.5)
         forecaster.learn(speed, outlook)
         assert speed.tolist() == [3, 4]
@@ -120,12 +120,12 @@ class ForecasterContract:
 
     def test_workers_that_stay_are_unaffected_by_joins_and_leaves(self) -> None:
         speed, outlook = interference(steps=120, workers=4, seed=3)
-        alone, crowded = self.seated("b"), self.seated("a", "b", "c")
+        alone, crowded = self.with_roster("b"), self.with_roster("a", "b", "c")
         for step in range(120):
             if step == 40:
-                crowded.seat(["b", "c"])
+                crowded.set_roster(["b", "c"])
             if step == 80:
-                crowded.seat(["d", "c", "b"])
+                crowded.set_roster(["d", "c", "b"])
             roster = [0, 1, 2] if step < 40 else [1, 2] if step < 80 else [3, 2, 1]
             row = roster.index(1)
             predicted = crowded.forecast(outlook[step, roster])[row]
@@ -134,31 +134,31 @@ class ForecasterContract:
             alone.learn(speed[step, [1]], outlook[step, [1]])
 
     def test_workers_that_change_ranks_keep_their_forecasts(self) -> None:
-        forecaster = self.seated("a", "b")
+        forecaster = self.with_roster("a", "b")
         forecasts(forecaster, interference(steps=60, workers=2, seed=7))
         outlook = np.full((2, 2), 0.5)
         before = forecaster.forecast(outlook)
-        forecaster.seat(["b", "a"])
+        forecaster.set_roster(["b", "a"])
         np.testing.assert_allclose(forecaster.forecast(outlook), before[::-1], rtol=1e-9)
 
     def test_workers_that_left_are_forgotten(self) -> None:
-        forecaster = self.seated("a", "b")
+        forecaster = self.with_roster("a", "b")
         forecaster.learn(np.array([3.0, 4.0]), np.ones((2, 2)))
-        forecaster.seat(["a"])
-        forecaster.seat(["a", "b"])
+        forecaster.set_roster(["a"])
+        forecaster.set_roster(["a", "b"])
         assert np.isnan(forecaster.forecast(np.ones((2, 2)))).tolist() == [False, True]
 
     def test_the_order_of_the_roster_does_not_matter(self) -> None:
         speed, outlook = interference(steps=80, workers=3, seed=4)
         order = [2, 0, 1]
-        one = forecasts(self.seated("a", "b", "c"), (speed, outlook))
-        other = forecasts(self.seated("c", "a", "b"), (speed[:, order], outlook[:, order]))
+        one = forecasts(self.with_roster("a", "b", "c"), (speed, outlook))
+        other = forecasts(self.with_roster("c", "a", "b"), (speed[:, order], outlook[:, order]))
         np.testing.assert_allclose(other, one[:, order], rtol=1e-9)
 
     def test_a_restored_forecaster_continues_bit_for_bit(self) -> None:
         speed, outlook = interference(steps=100, workers=3, seed=5)
         speed[30:45, 1] = np.nan
-        first = self.seated("a", "b", "c")
+        first = self.with_roster("a", "b", "c")
         forecasts(first, (speed[:50], outlook[:50]))
         second = type(self).make()
         second.load_state_dict(first.state_dict())
@@ -167,7 +167,7 @@ class ForecasterContract:
 
     def test_a_saved_state_is_plain_data_that_later_steps_do_not_change(self) -> None:
         series = interference(steps=50, workers=2, seed=6)
-        forecaster, restored = self.seated("a", "b"), type(self).make()
+        forecaster, restored = self.with_roster("a", "b"), type(self).make()
         forecasts(forecaster, series)
         state, predicted = forecaster.state_dict(), forecaster.forecast(series[1][-1])
         assert _is_plain(state)

@@ -71,7 +71,8 @@ def test_workers_and_their_coordinator_may_start_in_any_order(site: Site) -> Non
     assert early.stderr is not None
     told = ""
     while "Trying again for" not in told:
-        assert (line := early.stderr.readline()), told
+        line = early.stderr.readline()
+        assert line, told
         told += line
     assert f"no coordinator listens at {site.address}" in told
     coordinator = site.coordinate(num_steps="40")

@@ -55,7 +55,7 @@ def drive(
     fleet = Fleet.of(rows, batch=batch)
     rng = np.random.default_rng(7)
     slower = factor or (lambda step: [1.0] * num)
-    memory, (shares, _) = policy.seat(None, fleet, batch)
+    memory, (shares, _) = policy.first_shares(None, fleet, batch)
     if start is not None:
         shares = np.array(start, dtype=np.int64)
     history, seconds, best = [], [], []

@@ -206,7 +206,7 @@ def test_probing_many_idle_workers_costs_no_more_than_probing_one() -> None:
 def test_a_joiner_of_a_known_kind_starts_with_the_share_of_its_kind() -> None:
     old = [Worker(id="a", kind="big"), Worker(id="b", kind="small")]
     fleet = Fleet.of(old, batch=90)
-    memory, (shares, _) = AUTO.seat(None, fleet, 90)
+    memory, (shares, _) = AUTO.first_shares(None, fleet, 90)
     for step in range(10):
         took_s = shares / np.array([2000.0, 1000.0])
         nothing = np.full(2, np.nan)
@@ -216,7 +216,7 @@ def test_a_joiner_of_a_known_kind_starts_with_the_share_of_its_kind() -> None:
         memory, move = AUTO.next(memory, fleet, 90, shares, outcome)
         shares = move[0] if move else shares
     wider = Fleet.of([*old, Worker(id="c", kind="big")], batch=90)
-    _, (shares, _) = AUTO.seat(memory, wider, 90)
+    _, (shares, _) = AUTO.first_shares(memory, wider, 90)
     assert np.abs(shares - [36, 18, 36]).max() <= 1
 
 

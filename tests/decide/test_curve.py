@@ -81,7 +81,7 @@ def play(
     policy: Curve, memory: CurveState | None, fleet: Fleet, slow: FloatArray, num_steps: int
 ) -> tuple[CurveState, list[IntArray]]:
     """Run workers that take `slow` ms per sample and 5 ms per step."""
-    memory, (shares, _) = policy.seat(memory, fleet, 200)
+    memory, (shares, _) = policy.first_shares(memory, fleet, 200)
     history = [shares]
     for step in range(num_steps):
         outcome = Outcome(

@@ -540,7 +540,7 @@ class Given(msgspec.Struct, frozen=True):
 
     shares: Any
 
-    def seat(self, memory: Any, fleet: Any, batch: int) -> Any:
+    def first_shares(self, memory: Any, fleet: Any, batch: int) -> Any:
         return None, (self.shares, "given")
 
 

@@ -131,9 +131,9 @@ def test_plans_keep_sum_and_bounds_and_are_deterministic(name: str, story: Story
     policy, memory = make(name, story.fleets[0], batch), None
     for fleet in story.fleets:
         sealed(fleet)
-        seated = policy.seat(memory, fleet, batch)
-        assert_same(seated, policy.seat(memory, fleet, batch))
-        memory, move = sealed(seated)
+        first = policy.first_shares(memory, fleet, batch)
+        assert_same(first, policy.first_shares(memory, fleet, batch))
+        memory, move = sealed(first)
         check(name, move, fleet, batch)
         shares = move[0]
         for step in range(story.num_steps):
@@ -170,7 +170,7 @@ def test_a_worker_without_a_share_gets_a_sample_to_be_measured(name: str) -> Non
 def test_a_worker_without_a_report_does_not_hold_up_the_others(name: str) -> None:
     fleet = Fleet.of([Worker(id=f"w{i}") for i in range(3)], batch=90)
     policy = make(name, fleet, 90)
-    memory, (shares, _) = policy.seat(None, fleet, 90)
+    memory, (shares, _) = policy.first_shares(None, fleet, 90)
     per_sample_s = np.array([1e-3, 1e-3, 4e-3])
     for step in range(100):
         compute_s = np.where([True, False, True], shares * per_sample_s, np.nan)

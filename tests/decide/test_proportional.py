@@ -50,7 +50,7 @@ def step(
 
 def test_two_workers_follow_the_rule_of_the_paper_then_renormalise() -> None:
     fleet = fleet_of(2, 200)
-    memory, (shares, _) = UNIFORM.seat(None, fleet, 200)
+    memory, (shares, _) = UNIFORM.first_shares(None, fleet, 200)
     _, shares, reason = step(UNIFORM, memory, fleet, shares, [1.0, 3.0])
     # Eqs. 4 and 5 want 100 - 100 * (1 - 2) = 200 and 100 - 33.3 * (3 - 2) = 66.7: 266.7 in total.
     assert shares.tolist() == [150, 50]
@@ -94,7 +94,7 @@ def test_a_fixed_cost_still_leads_to_equal_finish_times() -> None:
 
 def test_within_the_dead_band_nothing_changes_and_beyond_it_everything_does() -> None:
     fleet = fleet_of(4, 4000)
-    memory, (shares, _) = UNIFORM.seat(None, fleet, 4000)
+    memory, (shares, _) = UNIFORM.first_shares(None, fleet, 4000)
     _, kept, _ = step(UNIFORM, memory, fleet, shares, [1.0, 1.0, 1.0, 1.05])
     assert kept.tolist() == shares.tolist()
     _, moved, _ = step(UNIFORM, memory, fleet, shares, [1.0, 1.0, 1.02, 1.09])
@@ -105,7 +105,7 @@ def test_a_share_that_rounds_to_itself_triggers_no_change() -> None:
     fleet = fleet_of(3, 2003)
     # w0 wants 3.3 samples, 10 % more, and cannot have them; the others want 2 % or less.
     shares = ints(3, 1000, 1000)
-    memory, _ = UNIFORM.seat(None, fleet, 2003)
+    memory, _ = UNIFORM.first_shares(None, fleet, 2003)
     _, kept, _ = step(UNIFORM, memory, fleet, shares, [0.9, 1.0, 1.02])
     assert kept.tolist() == shares.tolist()
 
@@ -113,7 +113,7 @@ def test_a_share_that_rounds_to_itself_triggers_no_change() -> None:
 def test_times_are_smoothed_since_the_last_change_and_no_longer() -> None:
     policy = Proportional(start="uniform", smoothing=0.5, dead_band=0.3)
     fleet = fleet_of(2, 200)
-    memory, (shares, _) = policy.seat(None, fleet, 200)
+    memory, (shares, _) = policy.first_shares(None, fleet, 200)
     memory, shares, _ = step(policy, memory, fleet, shares, [1.0, 1.0])
     memory, shares, _ = step(policy, memory, fleet, shares, [1.0, 2.2])  # smoothed: 1.6
     assert shares.tolist() == [100, 100]
@@ -128,14 +128,14 @@ def test_times_are_smoothed_since_the_last_change_and_no_longer() -> None:
 
 def test_samples_cut_off_by_a_bound_go_to_the_others_in_proportion() -> None:
     fleet = fleet_of(3, 300, caps={0: 120})
-    memory, (shares, _) = UNIFORM.seat(None, fleet, 300)
+    memory, (shares, _) = UNIFORM.first_shares(None, fleet, 300)
     _, shares, _ = step(UNIFORM, memory, fleet, shares, [0.2, 1.0, 2.0])
     assert shares.tolist() == [120, 120, 60]
 
 
 def test_a_report_of_an_older_plan_does_not_move_the_shares_again() -> None:
     fleet = fleet_of(2, 200)
-    memory, (first, _) = UNIFORM.seat(None, fleet, 200)
+    memory, (first, _) = UNIFORM.first_shares(None, fleet, 200)
     memory, shares, _ = step(UNIFORM, memory, fleet, first, [1.0, 3.0])
     _, move = UNIFORM.next(memory, fleet, 200, shares, outcome(first, [1.0, 3.0]))
     assert move is None
@@ -149,10 +149,10 @@ def test_fewer_than_min_reports_change_nothing() -> None:
 
 def test_known_workers_keep_their_speeds_and_joiners_inherit_from_their_kind() -> None:
     before = fleet_of(2, 300)
-    memory, (shares, _) = UNIFORM.seat(None, before, 300)
+    memory, (shares, _) = UNIFORM.first_shares(None, before, 300)
     memory, shares, _ = step(UNIFORM, memory, before, shares, [1.0, 2.0])
     rows = [Worker(id="w1"), Worker(id="w2"), Worker(id="w0")]
-    _, (shares, reason) = UNIFORM.seat(memory, Fleet.of(rows, batch=300), 300)
+    _, (shares, reason) = UNIFORM.first_shares(memory, Fleet.of(rows, batch=300), 300)
     assert shares.tolist() == [133, 67, 100]
     assert "2 of 3" in reason
 
@@ -167,7 +167,7 @@ class TestCeiling:
         return [shares[0] * 1e-3 * slower * thrash, shares[1] * 3e-3]
 
     def run(self, num_steps: int) -> tuple[ProportionalState, IntArray, list[str]]:
-        memory, (shares, _) = UNIFORM.seat(None, self.fleet, 100)
+        memory, (shares, _) = UNIFORM.first_shares(None, self.fleet, 100)
         reasons = []
         for _ in range(num_steps):
             memory, shares, reason = step(UNIFORM, memory, self.fleet, shares, self.seconds(shares))
@@ -191,7 +191,7 @@ class TestCeiling:
         assert shares[0] > 75
 
     def test_an_external_slowdown_leaves_no_bound(self) -> None:
-        memory, (shares, _) = UNIFORM.seat(None, self.fleet, 100)
+        memory, (shares, _) = UNIFORM.first_shares(None, self.fleet, 100)
         for i in range(120):
             slower = 2.0 if 1 <= i < 60 else 1.0  # temporarily, just after the first raise
             seconds = self.seconds(shares, slower, heals=True)
@@ -202,7 +202,7 @@ class TestCeiling:
     def test_noise_alone_sets_no_bound(self) -> None:
         rng = np.random.default_rng(3)
         fleet = fleet_of(20, 2000)
-        memory, (shares, _) = UNIFORM.seat(None, fleet, 2000)
+        memory, (shares, _) = UNIFORM.first_shares(None, fleet, 2000)
         for _ in range(1000):
             seconds = shares * 1e-3 * np.exp(rng.normal(0, 0.1, 20))
             memory, shares, _ = step(UNIFORM, memory, fleet, shares, seconds.tolist())
@@ -213,7 +213,7 @@ class TestCeiling:
         bound = int(memory.ceilings.share[0])
         alone = Fleet.of([Worker(id="w0")], batch=100)
         assert bound < 100
-        memory, (shares, _) = UNIFORM.seat(memory, alone, 100)
+        memory, (shares, _) = UNIFORM.first_shares(memory, alone, 100)
         assert shares.tolist() == [100]
         assert np.isinf(memory.ceilings.share[0])
 
@@ -221,7 +221,7 @@ class TestCeiling:
 def test_predictive_uses_forecast_then_measured_then_known_speed() -> None:
     fleet = fleet_of(3, 600)
     policy, shares = Predictive(), ints(200, 200, 200)
-    memory, _ = policy.seat(None, fleet, 600)
+    memory, _ = policy.first_shares(None, fleet, 600)
     measured = outcome(shares, [1.0, 1.0, 1.0], [100.0, np.nan, 300.0])
     memory, move = policy.next(memory, fleet, 600, shares, measured)
     assert move is not None
@@ -248,6 +248,6 @@ def test_predictive_keeps_shares_within_its_dead_band_of_samples() -> None:
     fleet, shares = fleet_of(2, 200), ints(100, 100)
     seen = outcome(shares, [1.0, 1.04])  # asks for 102 and 98
     policy = Predictive(dead_band_samples=2)
-    memory, _ = policy.seat(None, fleet, 200)
+    memory, _ = policy.first_shares(None, fleet, 200)
     assert policy.next(memory, fleet, 200, shares, seen)[1] is None
     assert Predictive().next(memory, fleet, 200, shares, seen)[1] is not None

@@ -46,7 +46,7 @@ def test_a_sample_that_made_it_worse_goes_back_and_the_fleet_settles() -> None:
 
 def test_a_window_without_measurements_moves_nothing() -> None:
     policy, fleet = Shift(window=1), Fleet.of([Worker(id="a"), Worker(id="b")], batch=8)
-    memory, (shares, _) = policy.seat(None, fleet, 8)
+    memory, (shares, _) = policy.first_shares(None, fleet, 8)
     silence = np.full(2, np.nan)
     outcome = Outcome(
         step=0, samples=np.array([0, 0]), compute_s=silence, forecast_samples_per_s=silence
@@ -107,7 +107,7 @@ def test_a_worker_without_reports_neither_gives_nor_takes() -> None:
     fleet = Fleet.of([Worker(id=name) for name in "abc"], batch=96)
     policy = Shift()
     memory: Any
-    memory, (shares, _) = policy.seat(None, fleet, 96)
+    memory, (shares, _) = policy.first_shares(None, fleet, 96)
     silent = Outcome(
         step=0,
         samples=np.where([True, False, True], shares, 0),
@@ -124,13 +124,13 @@ def test_a_worker_without_reports_neither_gives_nor_takes() -> None:
 def test_workers_that_stay_keep_their_proportions() -> None:
     policy = Shift()
     first = Fleet.of([Worker(id=name) for name in "abc"], batch=120)
-    memory, _ = policy.seat(None, first, 120)
+    memory, _ = policy.first_shares(None, first, 120)
     shares = np.array([60, 20, 40], dtype=np.int64)
     seen = Outcome(
         step=0, samples=shares, compute_s=np.ones(3), forecast_samples_per_s=np.full(3, np.nan)
     )
     memory, _ = policy.next(memory, first, 120, shares, seen)
-    _, (kept, reason) = policy.seat(
+    _, (kept, reason) = policy.first_shares(
         memory, Fleet.of([Worker(id="a"), Worker(id="b")], batch=120), 120
     )
     assert kept.tolist() == [90, 30]

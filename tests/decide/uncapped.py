@@ -14,7 +14,7 @@ class Uncapped(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     at_first: bool = True
 
-    def seat(self, memory: Memory | None, fleet: Fleet, batch: int) -> tuple[Memory, Move]:
+    def first_shares(self, memory: Memory | None, fleet: Fleet, batch: int) -> tuple[Memory, Move]:
         if self.at_first:
             return None, (_equal(fleet, batch), "equal shares")
         return None, (np.array([batch - int(fleet.upper[1]), fleet.upper[1]]), "as caps allow")

@@ -14,7 +14,7 @@ WORKERS = 32
 
 def rmse(forecaster: Forecaster, series: Series) -> float:
     """Root mean squared error from the second step on, each worker's mean speed being one."""
-    forecaster.seat([f"w{i}" for i in range(series[0].shape[1])])
+    forecaster.set_roster([f"w{i}" for i in range(series[0].shape[1])])
     speed, predicted = series[0], forecasts(forecaster, series)
     return float(np.sqrt(np.mean(((predicted[1:] - speed[1:]) / speed.mean(axis=0)) ** 2)))
 
@@ -37,7 +37,7 @@ def test_narx_needs_to_see_a_change_once() -> None:
     free = np.array(one_worker((1.0, 20), (0.5, 20), (1.0, 20), (0.5, 5)))[:, None]
     outlook = np.stack([free, np.full_like(free, 0.6)], axis=-1)
     narx = Narx()
-    narx.seat(["a"])
+    narx.set_roster(["a"])
     predicted = forecasts(narx, (800 * free, outlook))[:, 0]
     assert predicted[20] == pytest.approx(800)  # unpredictable
     assert predicted[40] == pytest.approx(800, rel=0.1)
@@ -82,7 +82,7 @@ def test_an_unannounced_jump_is_followed_at_once(
     speed, outlook = constant(steps=200, workers=WORKERS, seed=7, noise=0.03)
     speed[120:] /= 3
     follower = forecaster()
-    follower.seat([f"w{i}" for i in range(WORKERS)])
+    follower.set_roster([f"w{i}" for i in range(WORKERS)])
     predicted = forecasts(follower, (speed, outlook))
     assert np.abs(predicted[121:124] / speed[121:124] - 1).mean() < 0.08
 
@@ -93,7 +93,7 @@ def test_noise_after_a_long_calm_is_smoothed() -> None:
     speed[1000:] = noisy
 
     def late_error(forecaster: Narx | Last) -> float:
-        forecaster.seat(["a", "b", "c", "d"])
+        forecaster.set_roster(["a", "b", "c", "d"])
         predicted = forecasts(forecaster, (speed, outlook))[1100:]
         return float(np.abs(predicted / speed[1100:] - 1).mean())
 
@@ -111,7 +111,7 @@ def test_arima_recovers_the_coefficients_of_a_series() -> None:
         (grows, Arima(p=1, q=0), 0.6),
         (smooths, Arima(p=0, q=1), -0.7),
     ):
-        arima.seat(["a"])
+        arima.set_roster(["a"])
         forecasts(arima, (100 * np.exp(change.cumsum(axis=0)), np.ones((3000, 1, 2))))
         assert arima.state_dict()["weights"][0, 0] == pytest.approx(coefficient, abs=0.07)
 
@@ -119,7 +119,7 @@ def test_arima_recovers_the_coefficients_of_a_series() -> None:
 def test_forecasts_are_scale_invariant() -> None:
     speed, outlook = interference(steps=100, workers=1, seed=8)
     slow, fast = Narx(), Narx()
-    slow.seat(["a"])
-    fast.seat(["a"])
+    slow.set_roster(["a"])
+    fast.set_roster(["a"])
     predicted = forecasts(slow, (speed, outlook)) * 1e4
     np.testing.assert_allclose(forecasts(fast, (speed * 1e4, outlook)), predicted, rtol=1e-9)

@@ -26,7 +26,7 @@ OUTLOOK = np.ones((2, 2))
 
 def test_each_worker_is_judged_by_itself() -> None:
     gate = Gated(inner=Scaled(factors=(2.0, 1.0)), min_steps=3)
-    gate.seat(["doubles", "stays"])
+    gate.set_roster(["doubles", "stays"])
     for step in range(6):
         gate.learn(np.array([2.0**step, 2.0**step]), OUTLOOK)
     assert gate.trusted.tolist() == [True, False]  # as good as `last` is not enough
@@ -35,7 +35,7 @@ def test_each_worker_is_judged_by_itself() -> None:
 
 def test_a_forecaster_is_not_trusted_before_min_steps_comparisons() -> None:
     gate = Gated(inner=Scaled(factors=(2.0, 2.0)), min_steps=3)
-    gate.seat(["a", "b"])
+    gate.set_roster(["a", "b"])
     doubling = np.array([[2.0**step] * 2 for step in range(6)])
     predicted = forecasts(gate, (doubling, np.ones((6, 2, 2))))
     assert predicted[1:, 0].tolist() == [1, 2, 4, 16, 32]
@@ -43,7 +43,7 @@ def test_a_forecaster_is_not_trusted_before_min_steps_comparisons() -> None:
 
 def test_trust_is_lost_when_the_forecaster_gets_worse() -> None:
     gate = Gated(inner=Scaled(factors=(2.0, 2.0)), min_steps=3)
-    gate.seat(["a", "b"])
+    gate.set_roster(["a", "b"])
     for step in range(10):
         gate.learn(np.full(2, 2.0**step), OUTLOOK)
     assert gate.trusted.all()
@@ -56,7 +56,7 @@ def test_trust_is_lost_when_the_forecaster_gets_worse() -> None:
 @pytest.mark.parametrize("broken", [np.nan, np.inf, 0.0, -1.0])
 def test_an_invalid_forecast_is_never_returned(broken: float) -> None:
     gate = Gated(inner=Scaled(factors=(broken, 2.0)), min_steps=1)
-    gate.seat(["a", "b"])
+    gate.set_roster(["a", "b"])
     for step in range(4):
         gate.learn(np.full(2, 2.0**step), OUTLOOK)
     assert gate.forecast(OUTLOOK).tolist() == [8.0, 16.0]
@@ -69,7 +69,7 @@ def test_a_trusted_forecaster_that_breaks_falls_back_to_last() -> None:
             return np.where(outlook[:, 0] < 0.5, np.nan, super().forecast(outlook))
 
     gate = Gated(inner=Breaks(factors=(2.0, 2.0)), min_steps=1)
-    gate.seat(["a", "b"])
+    gate.set_roster(["a", "b"])
     for step in range(4):
         gate.learn(np.full(2, 2.0**step), OUTLOOK)
     assert gate.forecast(np.array([[1.0, 1.0], [0.2, 1.0]])).tolist() == [16.0, 8.0]
@@ -79,7 +79,7 @@ def test_one_spike_does_not_destroy_trust() -> None:
     speed, outlook = interference(steps=200, workers=16, seed=1)
     speed[150] *= 100
     gate = Gated(inner=Narx())
-    gate.seat([f"w{i}" for i in range(16)])
+    gate.set_roster([f"w{i}" for i in range(16)])
     forecasts(gate, (speed, outlook))
     assert gate.trusted.mean() > 0.8
 
@@ -89,7 +89,7 @@ def test_the_gate_limits_the_cost_of_an_outlook_that_loses_its_meaning() -> None
     speed[100:] = speed[0]
 
     def error(forecaster: Gated | Narx) -> float:
-        forecaster.seat([f"w{i}" for i in range(16)])
+        forecaster.set_roster([f"w{i}" for i in range(16)])
         predicted = forecasts(forecaster, (speed, outlook))[101:]
         return float(np.sqrt(np.mean((predicted / speed[101:] - 1) ** 2)))
 

@@ -57,7 +57,7 @@ def test_an_unknown_option_is_an_unknown_setting() -> None:
 @pytest.mark.parametrize(("p", "q"), [(1, 0), (0, 1), (3, 2)])
 def test_arima_takes_any_order(p: int, q: int) -> None:
     arima = Arima(p=p, q=q)
-    arima.seat(["a"])
+    arima.set_roster(["a"])
     for speed in (3.0, 4.0, 3.5, 5.0):
         arima.learn(np.array([speed]), np.ones((1, 2)))
     assert 1 < arima.forecast(np.ones((1, 2)))[0] < 10
@@ -65,7 +65,7 @@ def test_arima_takes_any_order(p: int, q: int) -> None:
 
 def test_ema_weighs_the_newest_speed_by_alpha() -> None:
     ema = Ema(alpha=0.25)
-    ema.seat(["a"])
+    ema.set_roster(["a"])
     ema.learn(np.array([8.0]), np.ones((1, 2)))
     ema.learn(np.array([16.0]), np.ones((1, 2)))
     assert ema.forecast(np.ones((1, 2))) == [10.0]
@@ -73,13 +73,13 @@ def test_ema_weighs_the_newest_speed_by_alpha() -> None:
 
 def test_a_roster_that_names_a_worker_twice_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="twice"):
-        Last().seat(["a", "a"])
+        Last().set_roster(["a", "a"])
 
 
 @pytest.mark.parametrize("name", FORECASTERS)
 def test_columns_that_do_not_fit_the_roster_are_refused(name: str) -> None:
     forecaster = make_forecaster(name)
-    forecaster.seat(["a", "b"])
+    forecaster.set_roster(["a", "b"])
     with pytest.raises(
         InvalidInputError, match=r"speed: has shape \(3,\), the roster needs \(2,\)"
     ):
@@ -95,8 +95,8 @@ def test_columns_that_do_not_fit_the_roster_are_refused(name: str) -> None:
 def test_a_state_with_other_settings_is_refused_and_changes_nothing(gated: bool) -> None:
     small: Lstm | Gated = Gated(inner=Lstm(width=2)) if gated else Lstm(width=2)
     large: Lstm | Gated = Gated(inner=Lstm(width=3)) if gated else Lstm(width=3)
-    small.seat(["a"])
-    large.seat(["b"])
+    small.set_roster(["a"])
+    large.set_roster(["b"])
     with pytest.raises(InvalidInputError, match="load it with the settings it was saved with"):
         large.load_state_dict(small.state_dict())
     assert large.state_dict()["workers"] == ["b"]
@@ -107,7 +107,7 @@ def test_an_empty_roster_is_a_roster(name: str) -> None:
     forecaster, restored = make_forecaster(name), make_forecaster(name)
     restored.load_state_dict(forecaster.state_dict())  # before the first roster
     for one in (forecaster, restored):
-        one.seat([])
+        one.set_roster([])
         one.learn(np.ones(0), np.ones((0, 2)))
         assert one.forecast(np.ones((0, 2))).shape == (0,)
     restored.load_state_dict(forecaster.state_dict())

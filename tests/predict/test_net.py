@@ -27,7 +27,7 @@ def test_the_slopes_of_a_hidden_layer_are_its_derivatives(net: Net) -> None:
 @pytest.mark.parametrize("delays", [1, 2, 4])
 def test_the_slopes_of_narx_are_the_derivatives_of_its_forecast(delays: int) -> None:
     narx = Narx(delays=delays, width=2)
-    narx.seat(["a", "b"])
+    narx.set_roster(["a", "b"])
     forecasts(narx, interference(steps=60, workers=2, seed=1))
     outlook = np.array([[0.3, 0.8], [0.9, 0.1]])
     prediction = narx._predict(outlook)
@@ -47,7 +47,7 @@ def test_a_late_effect_is_seen_by_delays_and_by_recurrent_layers() -> None:
     late = (speed[:-1], outlook[1:])  # a change of free CPU takes effect one step later
 
     def error(net: Net) -> float:
-        net.seat([f"w{i}" for i in range(16)])
+        net.set_roster([f"w{i}" for i in range(16)])
         predicted = forecasts(net, late)[200:]
         return float(np.sqrt(np.mean(np.log(predicted / late[0][200:]) ** 2)))
 
@@ -59,7 +59,7 @@ def test_a_late_effect_is_seen_by_delays_and_by_recurrent_layers() -> None:
 
 def test_an_outlook_that_never_changed_teaches_nothing_about_it() -> None:
     narx = Narx(delays=3)
-    narx.seat(["a"])
+    narx.set_roster(["a"])
     for speed in (100.0, 120.0, 90.0, 130.0):
         narx.learn(np.array([speed]), np.array([[0.9, 0.2]]))
     assert (narx.state_dict()["outer"][:3] != 0).any()
@@ -71,7 +71,7 @@ def test_the_first_reported_outlook_is_not_a_change(make: type[Narx | Rnn | Lstm
     reported, late = make(), make()
     free = [0.4] * 20 + [0.8] * 5 + [0.4] * 5
     for net, unknown in ((reported, 0), (late, 5)):
-        net.seat(["a"])
+        net.set_roster(["a"])
         for k, cpu in enumerate(free):
             outlook = np.array([[cpu if k >= unknown else np.nan, np.nan]])
             net.learn(np.array([1000 * cpu]), outlook)
@@ -83,7 +83,7 @@ def test_the_first_reported_outlook_is_not_a_change(make: type[Narx | Rnn | Lstm
 def test_workers_start_from_weights_of_their_own_and_a_seed_changes_them() -> None:
     def first_weights(seed: int) -> tuple[FloatArray, FloatArray]:
         narx = Narx(seed=seed)
-        narx.seat(["a", "b"])
+        narx.set_roster(["a", "b"])
         a, b = np.moveaxis(narx.state_dict()["inner"], -1, 0)
         return a, b
 
@@ -99,7 +99,7 @@ def test_a_changed_effect_of_free_cpu_is_relearned() -> None:
 
     def error(steps: slice) -> float:
         narx = Narx()
-        narx.seat([f"w{i}" for i in range(16)])
+        narx.set_roster([f"w{i}" for i in range(16)])
         predicted = forecasts(narx, (speed, outlook))[steps]
         return float(np.sqrt(np.mean(np.log(predicted / speed[steps]) ** 2)))
 
@@ -109,6 +109,6 @@ def test_a_changed_effect_of_free_cpu_is_relearned() -> None:
 @pytest.mark.parametrize("make", [Narx, Rnn, Lstm])
 def test_an_untrained_net_forecasts_the_last_speed(make: type[Narx | Rnn | Lstm]) -> None:
     net = make()
-    net.seat(["a"])
+    net.set_roster(["a"])
     net.learn(np.array([123.0]), np.array([[0.9, 0.2]]))
     assert net.forecast(np.array([[0.1, 0.7]])) == [123.0]

@@ -26,7 +26,7 @@ def test_forecasts_stay_within_twice_the_measured_range(
 ) -> None:
     bare = FORECASTERS[name]()
     forecaster = Gated(inner=bare, min_steps=2) if gated else bare
-    forecaster.seat(["a"])
+    forecaster.set_roster(["a"])
     forecaster.learn(np.array([base]), np.full((1, 2), 0.5))
     low = high = base
     for times, cpu, memory in steps * repeat:
@@ -46,7 +46,7 @@ def test_thousands_of_steps_with_spikes_leave_the_state_sound(name: str) -> None
     speed, outlook = interference(steps=3_000, workers=4, seed=1)
     speed *= rng.choice([1, 100, 0.01], size=speed.shape, p=[0.98, 0.01, 0.01])
     forecaster = FORECASTERS[name]()
-    forecaster.seat(["a", "b", "c", "d"])
+    forecaster.set_roster(["a", "b", "c", "d"])
     for s, o in zip(speed, outlook, strict=True):
         forecaster.learn(s, o)
     state = forecaster.state_dict()
@@ -61,7 +61,7 @@ def test_thousands_of_steps_with_spikes_leave_the_state_sound(name: str) -> None
 @pytest.mark.parametrize("name", FORECASTERS)
 def test_an_invalid_speed_counts_as_not_measured(name: str, worthless: float) -> None:
     forecaster = FORECASTERS[name]()
-    forecaster.seat(["a"])
+    forecaster.set_roster(["a"])
     forecaster.learn(np.array([5.0]), np.ones((1, 2)))
     forecaster.learn(np.array([worthless]), np.ones((1, 2)))
     assert forecaster.forecast(np.ones((1, 2))) == [5.0]

@@ -26,6 +26,7 @@ from torch.utils.data import TensorDataset
 
 from evenstep.errors import ConfigError
 from evenstep.launch.environment import CoordinatorAddress
+from evenstep.train.comm.forks import never_freed_in_forks
 from evenstep.train.join import elastic_session
 from evenstep.train.optimizers import skip_void_steps
 from evenstep.train.session import Session
@@ -48,6 +49,10 @@ def own_group(backend: str, store: Store, world: int) -> Iterator[None]:
     hook = sys.excepthook
     distributed.init_process_group(backend, store=store, rank=0, world_size=world)
     yield
+    # DTensor's cache of this thread keeps groups. A process that another thread forks frees the
+    # cache, and with it the groups, whose destructors would wait for threads that it does not have.
+    for group in distributed.distributed_c10d._world.pg_map:
+        never_freed_in_forks(group)
     distributed.destroy_process_group()
     sys.excepthook = hook  # torch leaves one that puts the rank before every line
 

@@ -77,7 +77,7 @@ class TookOver(Input, frozen=True, kw_only=True):
     stopping: bool = False  # its workers were asked to leave
     lost: tuple[WorkerId, ...] = ()  # the last roster, if it was lost
     ended: tuple[WorkerId, ...] = ()  # their processes are known to be gone
-    lease_s: float = 0.0  # the longest that a worker may hold from before
+    lease_s: float = 0.0  # the longest that a worker may still hold from the coordinator before
 
 
 class Adopted(Input, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ def meaning(
 
 
 def fails_late(info: ProcessInfo, code: int) -> bool:
-    """Whether a process that ended after the run failed, and the coordinator did not end it."""
+    """Whether a process failed after the run was over, other than by the coordinator's signal."""
     if code < 0 and info.lost:
         return False  # the signal ended it during the run, and the others went on
     return code not in (0, REJOIN_CODE) and not (info.evicted or info.refused)
@@ -201,8 +201,7 @@ def judge_exit(d: Draft, worker: WorkerId) -> None:
                 d.last_loss = why
             if exit.code >= 0 and not (info.refused or info.evicted):
                 d.processes[worker] = replace(info, refused=f"it {description}")
-            # A worker that the brain ordered and that never came is the brain's to order again,
-            # unless nobody trains: it orders none then.
+            # The brain orders a worker again if it never joined, unless nobody trains.
             if verdict is Meaning.REPLACE and (joined or alone or d.num_unlaunched() <= 0):
                 _replace_worker(d, worker)
             reconcile(d, why)

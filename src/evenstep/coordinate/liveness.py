@@ -204,7 +204,7 @@ def _unlinked(worker: WorkerId, failed: set[links.Link]) -> str:
 
 
 def _urge(d: Draft, grace_s: float) -> None:
-    """A stop does not wait long for a step to end, nor for a worker that does not leave then.
+    """When stopping, bound the wait for the step in flight and for each worker to leave.
 
     The step in flight is rolled back, so nothing but that step is lost.
     """

@@ -1,9 +1,9 @@
 """The membership record, beside the journal: the inputs that mattered, with their effects.
 
 Heartbeats, ticks and reported steps that change nothing but a worker's contact or the status are
-not written. Only a tick, a complaint, a tested or a lost connection looks at contacts: its line
-carries those that have changed unseen, once for each worker however many heartbeats there were. A
-replay handles the inputs again, with the journal as its brain: are the effects the same?
+not written. The line of a tick, a complaint, or a tested or lost connection also carries the
+contacts that changed since the last such line, once for each worker. A replay handles the inputs
+again, with the journal as its brain, and compares the effects.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class DivergedError(Exception):
 class RecordedBrain:
     """Decides again on the events of a journal, as membership asks for them.
 
-    Which steps the brain was asked about depended on its pace; the journal knows.
+    The journal tells which steps the brain was consulted on.
     """
 
     def __init__(self, settings: Settings | None = None, records: Iterable[Record] = ()) -> None:

@@ -76,7 +76,7 @@ def advance(d: Draft) -> None:
 
 
 def _take_in(d: Draft, ready: list[st.RunMember]) -> bool:
-    """False: they would train beside lost workers that may train on."""
+    """False: lost workers may still train, and none of them would be in this roster."""
     ready.sort(key=lambda m: (m.num_failed_joins, len(m.id), m.id))  # w2 before w10
     # A worker whose last join failed joins alone: this tells which of several cannot.
     ready = [m for m in ready if not m.num_failed_joins] or ready[:1]
@@ -155,7 +155,7 @@ def lose(d: Draft, lost: Mapping[WorkerId, str]) -> None:
 
 
 def doubt(d: Draft, worker: WorkerId) -> None:
-    """It is unknown whether a lost worker has ended: it may train on until its lease is over."""
+    """Record that a lost worker may still train until its lease expires."""
     rosters = [set(g.roster) for g in (d.running, d.coming) if g is not None and worker in g.roster]
     if d.parting and worker in d.roster:  # the end that is announced has no roster
         rosters.append(set(d.roster))

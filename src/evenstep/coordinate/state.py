@@ -238,7 +238,7 @@ class RunState(msgspec.Struct, kw_only=True):
 
     terms: Terms = Terms()
     next_name: int = 0
-    used_generation: int = 0  # up to it, numbers may have been used; the journal need not know
+    used_generation: int = 0  # numbers up to it may be taken, even if they are not in the journal
     phase: Phase = Starting()
     closing: Closing | None = None
     members: dict[WorkerId, RunMember] = {}

@@ -179,7 +179,7 @@ def _regroup(cluster: Cluster, reason: str) -> Decision:
     batch, min_share = cluster.batch, cluster.settings.batch.min_share
     fleet = Fleet.of(cluster.workers.values(), batch=batch, min_share=min_share)
     try:
-        memory, (shares, why) = cluster.policy.seat(cluster.memory, fleet, batch)
+        memory, (shares, why) = cluster.policy.first_shares(cluster.memory, fleet, batch)
     except (BatchBoundsError, PausedError) as e:
         return _pause(cluster, f"{reason}; {e}")
     cluster = replace(

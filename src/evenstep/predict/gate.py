@@ -37,10 +37,10 @@ class Gated(PerWorkerForecaster):
     def _initial(self, workers: Sequence[WorkerId]) -> Columns:
         return {name: full(0, workers) for name in ("count", "inner_error", "last_error")}
 
-    def seat(self, workers: Sequence[WorkerId]) -> None:
-        super().seat(workers)
-        self.inner.seat(workers)
-        self._last.seat(workers)
+    def set_roster(self, workers: Sequence[WorkerId]) -> None:
+        super().set_roster(workers)
+        self.inner.set_roster(workers)
+        self._last.set_roster(workers)
 
     def learn(self, speed: FloatArray, outlook: FloatArray) -> None:
         measured, col = self._speed(speed), self._columns

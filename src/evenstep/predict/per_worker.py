@@ -42,7 +42,7 @@ class PerWorkerForecaster(ABC):
     def _columns(self) -> Columns:
         return self._table.columns
 
-    def seat(self, workers: Sequence[WorkerId]) -> None:
+    def set_roster(self, workers: Sequence[WorkerId]) -> None:
         roster = tuple(workers)
         if roster == self._table.workers and self._columns:
             return
@@ -93,7 +93,7 @@ class PerWorkerForecaster(ABC):
         if np.shape(outlook) != needed:
             raise InvalidInputError(
                 "outlook",
-                f"has shape {np.shape(outlook)}, the roster needs {needed}; call seat first",
+                f"has shape {np.shape(outlook)}, the roster needs {needed}; call set_roster first",
             )
         return np.asarray(outlook, dtype=np.float64).T
 
@@ -102,7 +102,8 @@ class PerWorkerForecaster(ABC):
         needed = (len(self._table.workers),)
         if np.shape(speed) != needed:
             raise InvalidInputError(
-                "speed", f"has shape {np.shape(speed)}, the roster needs {needed}; call seat first"
+                "speed",
+                f"has shape {np.shape(speed)}, the roster needs {needed}; call set_roster first",
             )
         given = np.asarray(speed, dtype=np.float64)
         return np.where((given > 0) & (given < np.inf), given, np.nan)

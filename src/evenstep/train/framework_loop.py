@@ -8,7 +8,7 @@ from evenstep.train.ports import Roster
 
 
 class FrameworkLoop:
-    """`session.framework`: where a loop begins and ends, and numbers of its batches."""
+    """`session.framework`: enter and finish a loop that a framework owns, and sum its counts."""
 
     def __init__(self, job: Job, roster: Roster, between: BetweenSteps) -> None:
         self._job, self._roster, self._between = job, roster, between
@@ -21,10 +21,10 @@ class FrameworkLoop:
     def finish(self) -> None:
         """Training is over, on all workers: write the last checkpoint.
 
-        `session.epochs` does so at its end. To be called by other loops before they change the
-        model, to that of their best epoch say.
+        `session.epochs` does so at its end. Other loops call this before they load other weights
+        into the model, such as the best checkpoint.
         """
-        self._between.sum(0.0)  # nobody goes on before all have the last step
+        self._between.sum(0.0)  # a barrier: all workers have the last step
         self._job.loader.end_loop()
         self._roster.trained()
 

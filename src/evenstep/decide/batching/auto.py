@@ -54,7 +54,9 @@ class Auto(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if not 0 < value < 1:
                 raise ConfigError(name, f"must lie in (0, 1), got {value}")
 
-    def seat(self, memory: AutoState | None, fleet: Fleet, batch: int) -> tuple[AutoState, Move]:
+    def first_shares(
+        self, memory: AutoState | None, fleet: Fleet, batch: int
+    ) -> tuple[AutoState, Move]:
         """Shares by the known curves; new workers by their kind, warm-up or rated speed."""
         check_bounds(batch, fleet.lower, fleet.upper)
         before = memory.points if memory else CurvePoints.empty()

@@ -54,7 +54,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
         require(0 <= self.min_gain < 1, "min_gain", f"must lie in [0, 1), got {self.min_gain}")
 
-    def seat(self, memory: CurveState | None, fleet: Fleet, batch: int) -> tuple[CurveState, Move]:
+    def first_shares(
+        self, memory: CurveState | None, fleet: Fleet, batch: int
+    ) -> tuple[CurveState, Move]:
         """Shares by the known curves; profiling starts for workers of a new kind."""
         lower, upper = working_bounds(fleet, batch)
         before = memory.points if memory else CurvePoints.empty()

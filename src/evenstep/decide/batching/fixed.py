@@ -47,7 +47,9 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         require(len(given) > 0 and max(given) > 0, "shares", "give at least one worker a share")
         require(min(given) >= 0, "shares", f"must not be negative, got {min(given)}")
 
-    def seat(self, memory: FixedState | None, fleet: Fleet, batch: int) -> tuple[FixedState, Move]:
+    def first_shares(
+        self, memory: FixedState | None, fleet: Fleet, batch: int
+    ) -> tuple[FixedState, Move]:
         """The given shares, checked; proportional to them once the fleet has changed."""
         if memory is None:
             given = self._given(fleet)
@@ -66,7 +68,7 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         self, memory: FixedState, fleet: Fleet, batch: int, shares: IntArray, outcome: Outcome
     ) -> tuple[FixedState, Move | None]:
         """The same shares, regardless of measurements."""
-        _, move = self.seat(memory, fleet, batch)
+        _, move = self.first_shares(memory, fleet, batch)
         return memory, None if (move[0] == shares).all() else move
 
     def _numbers(self) -> list[int]:

@@ -40,7 +40,7 @@ class Predictive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             f"must not be negative, got {self.dead_band_samples}",
         )
 
-    def seat(
+    def first_shares(
         self, memory: PredictiveState | None, fleet: Fleet, batch: int
     ) -> tuple[PredictiveState, Move]:
         """Shares proportional to known speeds; new workers by their expected speed."""

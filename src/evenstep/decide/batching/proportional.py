@@ -68,7 +68,7 @@ class Proportional(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         require(self.min_reports >= 1, "min_reports", f"must be 1 or more, got {self.min_reports}")
         require(0 < self.drop < 1, "drop", f"must lie in (0, 1), got {self.drop}")
 
-    def seat(
+    def first_shares(
         self, memory: ProportionalState | None, fleet: Fleet, batch: int
     ) -> tuple[ProportionalState, Move]:
         """First shares by rated speed or equal; after a fleet change, by known speeds."""

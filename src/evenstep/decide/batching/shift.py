@@ -70,7 +70,9 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         require(0 <= self.tolerance < 1, "tolerance", f"must lie in [0, 1), got {self.tolerance}")
         require(0 < self.resume < 10, "resume", f"must lie in (0, 10), got {self.resume}")
 
-    def seat(self, memory: ShiftState | None, fleet: Fleet, batch: int) -> tuple[ShiftState, Move]:
+    def first_shares(
+        self, memory: ShiftState | None, fleet: Fleet, batch: int
+    ) -> tuple[ShiftState, Move]:
         """Shares equal or by rated speed; after a fleet change, known workers keep their ratios."""
         weight, why = np.ones(len(fleet)), f"{self.start} start"
         if memory is not None:

@@ -15,7 +15,7 @@ from evenstep.types import Fleet, IntArray, Outcome
 class Static(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shares proportional to FLOPS if known for all workers, else to cores. Stateless."""
 
-    def seat(self, memory: None, fleet: Fleet, batch: int) -> tuple[None, Move]:
+    def first_shares(self, memory: None, fleet: Fleet, batch: int) -> tuple[None, Move]:
         """Shares by rated speed alone."""
         rated = rated_speed(fleet)
         shares = in_proportion(rated, batch, *working_bounds(fleet, batch))
@@ -26,5 +26,5 @@ class Static(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         self, memory: None, fleet: Fleet, batch: int, shares: IntArray, outcome: Outcome
     ) -> tuple[None, Move | None]:
         """The same shares, regardless of measurements."""
-        _, move = self.seat(memory, fleet, batch)
+        _, move = self.first_shares(memory, fleet, batch)
         return None, None if (move[0] == shares).all() else move

@@ -12,7 +12,7 @@ from evenstep.types import Fleet, IntArray, Outcome
 class Uniform(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Equal shares, as far as integers and bounds allow. Stateless."""
 
-    def seat(self, memory: None, fleet: Fleet, batch: int) -> tuple[None, Move]:
+    def first_shares(self, memory: None, fleet: Fleet, batch: int) -> tuple[None, Move]:
         """Equal shares."""
         check_bounds(batch, fleet.lower, fleet.upper)
         shares = water_fill(batch, fleet.lower, fleet.upper)
@@ -22,5 +22,5 @@ class Uniform(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         self, memory: None, fleet: Fleet, batch: int, shares: IntArray, outcome: Outcome
     ) -> tuple[None, Move | None]:
         """Equal shares, regardless of measurements."""
-        _, move = self.seat(memory, fleet, batch)
+        _, move = self.first_shares(memory, fleet, batch)
         return None, None if (move[0] == shares).all() else move

@@ -69,5 +69,5 @@ def _break_off(sock: socket, is_late: Event) -> None:
 
 
 def unexpected(endpoint: str, path: str, answer: MetadataAnswer) -> OSError:
-    """The error for an answer that is no answer to the question."""
+    """An unexpected metadata response."""
     return OSError(f"{endpoint}{path} answers {answer.status}: {answer.text[:100]!r}")

@@ -35,7 +35,7 @@ class Samples(Protocol):
     def digest(self, epoch: int, begin: int, end: int) -> int:
         """A number that is equal on all workers if their orders are; 0: nothing to compare.
 
-        That of an empty range must come out the same when a run is resumed.
+        The digest of an empty range must be the same after a resume.
         """
 
     def forget(self, epoch: int, begin: int) -> None:

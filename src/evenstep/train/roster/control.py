@@ -93,7 +93,7 @@ class Control:
         self._socket: socket.socket | None = None
         # A SimpleQueue is reentrant: a signal handler may interrupt a `put` with one of its own.
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        # What a restarted coordinator must be told, by message type or by published key.
+        # Sent again to a restarted coordinator, by message type or by published key.
         self._to_resend: dict[type | tuple[int, str], bytes] = {}
         self._published: dict[tuple[int, str], bytes] = {}  # by generation and key
         self.generations: dict[int, Generation] = {}
@@ -104,7 +104,7 @@ class Control:
         self.sees_folder = False  # this worker can write checkpoints to the run folder
         self.paused = ""
         self.goodbye: str | None = None
-        self.trained = False  # the run, to its end, by the coordinator's last word
+        self.trained = False  # the coordinator says that the run was trained to the end
         self._closed = False
         # When each unanswered heartbeat was sent. The lease counts from then, not from the answer,
         # which may have been delayed: so it never ends later than the coordinator thinks.

@@ -61,7 +61,7 @@ class Departure:
         raise LeftError(LEFT)
 
     def _leave_script(self) -> None:
-        """The script is busy elsewhere, and this worker is out of the roster: end it there."""
+        """Evicted while the script is busy: exit from within it."""
         if (generation := self._tracker.left_out) is not None:
             self.leave_roster(generation, interrupts=True)
 
