@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -23,6 +24,8 @@ from evenstep.observe.pictures import (
     stylesheet,
     whole,
 )
+from evenstep.observe.pictures.labels import shortened
+from evenstep.observe.pictures.plot import Plot, drawn
 from evenstep.observe.pictures.svg import element, escape
 from evenstep.observe.pictures.ticks import clock, short, time_ticks, value_ticks
 from evenstep.simulate.run import run
@@ -229,3 +232,59 @@ def test_times_are_written_as_people_read_them(at_s: float, unit: str, text: str
 )
 def test_values_are_short(value: float, text: str) -> None:
     assert short(value) == text
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["on-demand-0", "on-demand-1"],
+        [f"machine-{i}-in-a-cluster-with-a-long-name" for i in range(30)],
+        [f"cluster-with-a-long-name-worker-{i}-of-many" for i in range(30)],
+        ["x" * 64, "x" * 63, "x" * 30 + "y" + "x" * 33],
+    ],
+)
+def test_different_names_stay_different_when_they_are_shortened(names: list[str]) -> None:
+    short = shortened(names, 16)
+    assert len(set(short)) == len(names)
+    assert max(map(len, short)) <= 16
+    for name, shown in zip(names, short, strict=True):
+        assert shown == name or "…" in shown
+
+
+def test_cost_and_worker_hours_have_scales_of_their_own() -> None:
+    def run_of(price_per_hour: float, hours: float) -> History:
+        worker = Worker(id="w0", price_per_hour=price_per_hour)
+        records = [Record(at_s=0.0, event=Joined(workers=(worker,)))]
+        done = StepDone(step=0, generation=1, seconds=1.0, reports=(StepReport("w0", 4, 1.0),))
+        return history_of([*records, Record(at_s=hours * 3600, event=done)])
+
+    def axis(svg: str) -> str:
+        return "".join(re.findall(r'class="soft num">([^<]*)<', svg))
+
+    cost, free = picture("cost"), run_of(1.0, 2.0)
+    paid, cheap = run_of(40.0, 2.0), run_of(0.5, 2.0)
+    alone = axis(draw_alike(cost, [(free, whole(free))])[0])
+    beside, _ = draw_alike(cost, [(free, whole(free)), (paid, whole(paid))])
+    assert "worker-hours: 2 so far" in beside
+    assert axis(beside) == alone
+    one, other = draw_alike(cost, [(cheap, whole(cheap)), (paid, whole(paid))])
+    assert axis(one) == axis(other)
+
+
+def test_a_cluster_that_never_changes_has_its_size_drawn() -> None:
+    history = history_of(random_records(3, 1))
+    assert "workers" in picture("cluster-size").draw(history, whole(history))
+
+
+@given(length_s=st.floats(0.2, 1e6))
+def test_a_phone_has_at_least_four_labels_on_its_time_axis(length_s: float) -> None:
+    view = View(begin_s=0.0, end_s=length_s, width=350)
+    svg = ElementTree.fromstring(drawn(Plot(layers=()), view, "x", "x", "x"))
+    labels = [
+        (float(text.attrib["x"]), text.text or "")
+        for text in svg.iter("text")
+        if text.attrib.get("text-anchor") == "middle"
+    ]
+    assert len(labels) >= 4
+    for (x, text), (next_x, next_text) in pairwise(labels):
+        assert next_x - x > 5.5 * (len(text) + len(next_text)) / 2

@@ -104,7 +104,7 @@ def test_text_of_a_run_is_escaped(tmp_path: Path) -> None:
 
 def test_the_figures_are_those_of_the_summary(runs: list[History]) -> None:
     shown = Seen(page(runs[:1])).text
-    for name, text in figures(runs[0].totals, priced=True):
+    for name, text in figures(runs[0].totals):
         assert name in shown
         assert text in shown
 
@@ -113,7 +113,7 @@ def test_two_runs_are_compared_figure_by_figure(runs: list[History]) -> None:
     shown = Seen(page(runs)).text
     assert "Comparison" in shown
     for history in runs:
-        for _, text in figures(history.totals, priced=True):
+        for _, text in figures(history.totals):
             assert text in shown
 
 

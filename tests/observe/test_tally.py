@@ -114,7 +114,7 @@ def test_the_overview_knows_how_long_it_takes() -> None:
 def test_before_anything_happened_everything_is_zero() -> None:
     seen = overview(Tally(), None, {}, 0.0)
     assert seen["progress"]["seconds_left"] == seen["totals"]["trained_s"] == 0.0
-    assert summary(Tally().totals, priced=True) == []
+    assert summary(Tally().totals) == []
 
 
 def test_a_summary_has_the_figures_in_ten_lines() -> None:
@@ -132,8 +132,9 @@ def test_a_summary_has_the_figures_in_ten_lines() -> None:
         idle_s=1.4,
         longest_idle_s=0.6,
         cost=1.25,
+        is_priced=True,
     )
-    assert summary(totals, priced=True) == [
+    assert summary(totals) == [
         "trained       10,000 steps, 3,000,000 samples in 13:20 min",
         "throughput    5,000 samples/s in steps",
         "of the limit  97%, by the step-time curves of the workers",

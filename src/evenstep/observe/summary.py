@@ -6,12 +6,12 @@ from evenstep.observe.block import duration, number
 from evenstep.observe.tally import Totals
 
 
-def summary(totals: Totals, *, priced: bool) -> list[str]:
-    """What was reached, beside the limit and equal shares; with its cost if there are prices."""
-    return [f"{name:<14}{text}" for name, text in figures(totals, priced=priced)]
+def summary(totals: Totals) -> list[str]:
+    """What was reached, beside the limit and equal shares, and what it cost."""
+    return [f"{name:<14}{text}" for name, text in figures(totals)]
 
 
-def figures(totals: Totals, *, priced: bool) -> list[tuple[str, str]]:
+def figures(totals: Totals) -> list[tuple[str, str]]:
     """The same as names and texts."""
     if not totals.num_steps:
         return []
@@ -27,8 +27,7 @@ def figures(totals: Totals, *, priced: bool) -> list[tuple[str, str]]:
             ("waiting", _waiting(t)),
         ]
     lines.append(("roster", _roster(t)))
-    if priced:
-        lines.append(("cost", f"{t.cost:.4g}"))
+    lines.append(("cost" if t.is_priced else "worker-hours", f"{t.cost:.4g}"))
     return lines
 
 

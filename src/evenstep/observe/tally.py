@@ -54,7 +54,8 @@ class Totals:
     num_lost: int  # workers
     idle_s: float  # without training, because the roster changed
     longest_idle_s: float
-    cost: float  # of all workers while they were in the roster, by their prices
+    cost: float  # of all workers while they were in the roster
+    is_priced: bool = False  # by their prices; else every worker-hour counts 1
 
     @property
     def samples_per_s(self) -> float:
@@ -101,6 +102,7 @@ class Tally:
         self._began_s: float | None = None
         self._last_s = self._trained_s = self._cost = self._price_per_s = 0.0
         self._prices: dict[WorkerId, float] = {}  # per hour, of the workers in the roster
+        self._is_priced = False
         self._generation = 0
         self._num_steps = self._samples = self._num_lost = self._num_rosters = 0
         self._idle_s = self._longest_idle_s = 0.0
@@ -121,6 +123,7 @@ class Tally:
                 self._generation = max(self._generation, generation)
             case Joined(workers=joined):
                 self._prices |= {w.id: w.price_per_hour for w in joined}
+                self._is_priced |= any(w.price_per_hour != 1.0 for w in joined)
                 self._price_per_s = sum(self._prices.values()) / 3600.0
             case Left(workers=gone) | Lost(workers=gone):
                 self._num_lost += len(gone) if isinstance(event, Lost) else 0
@@ -180,6 +183,7 @@ class Tally:
             idle_s=self._idle_s,
             longest_idle_s=self._longest_idle_s,
             cost=self._cost,
+            is_priced=self._is_priced,
         )
 
 

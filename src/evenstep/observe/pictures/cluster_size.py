@@ -1,4 +1,4 @@
-"""The number of workers, with the decisions of the search and of operators."""
+"""The number of workers over time, with the decisions that changed it or kept it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ KINDS = {
 
 
 def cluster_size(history: History, view: View) -> Plot | None:
-    """None if it never changed and nobody decided on it."""
+    """None before anyone has joined."""
     sizes = history.roster.sizes
-    decided = [d for d in history.decisions.kept if d.kind in KINDS]
-    if not sizes or (len(sizes) == 1 and not decided):
+    if not sizes:
         return None
+    decided = [d for d in history.decisions.kept if d.kind in KINDS]
     at_s = np.array([at for at, _ in sizes])
     num = np.array([float(n) for _, n in sizes])
     shown = [d for d in decided if view.begin_s <= d.at_s <= view.end_s]

@@ -1,4 +1,4 @@
-"""The cost so far, by the workers' prices."""
+"""Cost so far: by the workers' prices, or in worker-hours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evenstep.types import FloatArray
 
 
 def cost(history: History, view: View) -> Plot | None:
-    """None if nothing costs anything."""
+    """None before the first worker-hour, or if all workers are free."""
     changes = history.roster.costs
     total = history.roster.cost_at(history.ended_s)
     if not changes or total <= 0:
@@ -22,7 +22,7 @@ def cost(history: History, view: View) -> Plot | None:
     inner = at_s[(at_s > view.begin_s) & (at_s < view.end_s)]
     times = np.concatenate([[view.begin_s], inner, [min(view.end_s, history.ended_s)]])
     values = np.interp(times, at_s, paid)
-    name = "cost" if history.roster.is_priced else "worker-hours"
+    name = "cost" if history.totals.is_priced else "worker-hours"
     top = float(values.max()) * 1.05
     return Plot(
         layers=[_filled(times, values)],

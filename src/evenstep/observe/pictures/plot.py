@@ -15,14 +15,16 @@ import numpy as np
 
 from evenstep.observe.history.decisions import PastDecision
 from evenstep.observe.pictures import theme
+from evenstep.observe.pictures.labels import CHAR, LEFT, num_characters, shortened
 from evenstep.observe.pictures.svg import Markup, element, join, number
 from evenstep.observe.pictures.ticks import clock, short, time_ticks, value_ticks
 from evenstep.types import FloatArray
 
-LEFT, MAX_LEFT, RIGHT, BOTTOM, LINE = 74.0, 116.0, 14.0, 26.0, 18.0
+RIGHT, BOTTOM, LINE = 14.0, 26.0, 18.0
 STRIP = 12.0  # above the plot area, for marks of decisions
 FONT = 12
-CHAR = 6.6  # width of a character of that size, about
+SMALL_CHAR = 6.0  # width of a character of an axis, about
+NARROW_TICKS = 9  # also where the picture is narrow, if their labels fit
 MIN_MARK_GAP = 4.0  # pixels between two marks of plans
 
 
@@ -179,11 +181,6 @@ def drawn(
     )
 
 
-def margin(labels: Sequence[str]) -> float:
-    """The left edge of a plot area beside which labels have room."""
-    return max(LEFT, min(MAX_LEFT, 14.0 + CHAR * max(map(len, labels), default=0)))
-
-
 def _legend(keys: Sequence[Key], left: float, width: float, top: float) -> tuple[Markup, float]:
     """The legend, wrapped to the width, and where it ends."""
     parts, x, y = [], left, top + 12.0
@@ -225,10 +222,9 @@ def _grid(plot: Plot, axes: Axes, left: float, top: float) -> Markup:
     parts = []
     if plot.rows:
         row = plot.height / len(plot.rows)
-        most = int((left - 10) / CHAR)
-        for i, (label, figures) in enumerate(plot.rows):
+        names = shortened([label for label, _ in plot.rows], num_characters(left))
+        for i, ((label, figures), shown) in enumerate(zip(plot.rows, names, strict=True)):
             y = top + (i + 0.5) * row + (-2 if figures else 4)
-            shown = label if len(label) <= most else f"{label[: most - 1]}…"
             at = {"x": left - 6, "text_anchor": "end"}
             text = element("text", shown, y=y, font_size=FONT, **at)
             parts.append(element("g", element("title", label), text))
@@ -262,7 +258,7 @@ def _values(axes: Axes) -> list[float]:
 
 
 def _time_axis(axes: Axes, left: float, top: float) -> Markup:
-    times, unit = time_ticks(axes.begin_s, axes.end_s, max(2, int(axes.width // 80)))
+    times, unit = _time_ticks(axes)
     y = top + axes.height
     parts = [
         element(
@@ -272,12 +268,13 @@ def _time_axis(axes: Axes, left: float, top: float) -> Markup:
     for at_s in times:
         x = left + axes.x(at_s)
         parts.append(element("path", cls="line thin s-soft", d=f"M{number(x)} {number(y)}v4"))
-        if x > left + axes.width - 26:
+        text = clock(at_s, unit)
+        if x + SMALL_CHAR * (len(text) / 2 + len(unit)) + 4 > left + axes.width:
             continue  # the unit is there
         parts.append(
             element(
                 "text",
-                clock(at_s, unit),
+                text,
                 x=x,
                 y=y + 16,
                 font_size=11,
@@ -290,6 +287,16 @@ def _time_axis(axes: Axes, left: float, top: float) -> Markup:
         element("text", unit, x=end, y=y + 16, font_size=11, text_anchor="end", cls="soft")
     )
     return join(parts)
+
+
+def _time_ticks(axes: Axes) -> tuple[list[float], str]:
+    """As many as have room for their labels, but no more than are of use."""
+    for most in range(max(NARROW_TICKS, int(axes.width // 80)), 2, -1):
+        times, unit = time_ticks(axes.begin_s, axes.end_s, most)
+        room = SMALL_CHAR * max((len(clock(at_s, unit)) for at_s in times), default=0) + 6.0
+        if len(times) < 2 or axes.x(times[1]) - axes.x(times[0]) >= room:
+            return times, unit
+    return time_ticks(axes.begin_s, axes.end_s, 2)
 
 
 def _marks(decisions: Sequence[PastDecision], axes: Axes, view: View, top: float) -> Markup:

@@ -72,7 +72,7 @@ def _problems(history: History) -> Markup:
 
 def _summary(histories: Sequence[History]) -> Markup:
     """Figures of one run as cards; of several, as a table."""
-    found = [dict(figures(h.totals, priced=h.roster.is_priced)) for h in histories]
+    found = [dict(figures(h.totals)) for h in histories]
     if len(found) == 1:
         if not found[0]:
             return element("p", "The run has no steps yet.")
