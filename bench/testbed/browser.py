@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,7 +46,7 @@ class Browser:
         options.binary_location = CHROMIUM
         for flag in (*FLAGS, f"--user-data-dir={self._profile.name}"):
             options.add_argument(flag)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
         self.driver.set_script_timeout(BOUND_S)
 
@@ -60,8 +63,11 @@ class Browser:
         self._profile.cleanup()
 
     def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Show a page in a window of this size; the console's messages so far are forgotten."""
+        """Show a page in a window of this size; what was said and asked for before is forgotten."""
         self.look(width=width, height=height, dark=dark)
+        self.driver.get("about:blank")  # the last page may complain that its server is gone
+        self.console_problems()
+        self.requests()
         self.driver.get(url)
 
     def look(self, *, width: int, height: int, dark: bool) -> None:
@@ -102,6 +108,26 @@ class Browser:
         """Warnings and errors in the console since it was last asked."""
         log = self.driver.execute("getLog", {"type": "browser"})["value"]
         return [str(line["message"]) for line in log if line["level"] in ("WARNING", "SEVERE")]
+
+    @contextmanager
+    def offline(self) -> Iterator[None]:
+        """Meanwhile, no network: every request but those for files on disk fails."""
+        without = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        self.driver.execute_cdp_cmd("Network.enable", {})
+        self.driver.execute_cdp_cmd(
+            "Network.emulateNetworkConditions", {"offline": True, **without}
+        )
+        try:
+            yield
+        finally:
+            self.driver.execute_cdp_cmd("Network.disable", {})
+
+    def requests(self) -> list[str]:
+        """What pages asked for since this was last called."""
+        log = self.driver.execute("getLog", {"type": "performance"})["value"]
+        messages = [json.loads(line["message"])["message"] for line in log]
+        sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+        return [str(params["request"]["url"]) for params in sent]
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
         """Save what is seen, or the whole page, as PNG."""

@@ -13,6 +13,8 @@ from bench.testbed.live_run import HELD
 from bench.testbed.page_process import PageProcess
 
 from evenstep.config import Choice
+from evenstep.observe.history import History
+from evenstep.observe.report.page import page as report
 from evenstep.simulate.run import run as simulate
 from evenstep.simulate.scenario import load_scenario
 
@@ -82,11 +84,9 @@ def test_shares_move_a_kill_appears_with_its_reason_and_commands_need_the_token(
         assert not refused, "the page keeps to its own strict policy"
         # The end of the run is said, and what is known stays.
         run.finish()
-        browser.until(
-            "return ['ended', 'finished', 'finishing', 'not running']"
-            ".includes(document.querySelector('.state .word').textContent)"
-        )
+        browser.until("return document.querySelector('.state .word').textContent === 'finished'")
         assert browser.run("return document.querySelectorAll('#figures svg.es').length") >= 3
+        assert browser.run("return document.querySelector('#stop').hidden")
 
 
 def test_a_journal_is_looked_through_by_keys_and_clicks_and_fits_a_phone(
@@ -118,3 +118,22 @@ def test_a_journal_is_looked_through_by_keys_and_clicks_and_fits_a_phone(
             )
             assert browser.run("return document.documentElement.scrollWidth <= innerWidth"), width
         assert not browser.console_problems()
+
+
+def test_a_report_opens_from_disk_with_the_network_off(browser: Browser, tmp_path: Path) -> None:
+    histories = []
+    for policy in ("auto", "uniform"):
+        journal = tmp_path / f"{policy}.jsonl"
+        simulate(load_scenario(SPOT, ["steps=100"]), Choice(policy), journal=journal)
+        histories.append(History.read(journal))
+    path = tmp_path / "report.html"
+    path.write_text(report(histories), encoding="utf-8")
+    with browser.offline():
+        for dark in (False, True):
+            browser.open(path.as_uri(), dark=dark)
+            drawn = browser.run("return document.querySelectorAll('svg.es').length")
+            assert drawn >= 2 * len(histories) * 6
+            assert browser.requests() == [path.as_uri()]
+            assert not browser.console_problems()
+        browser.look(width=380, height=800, dark=False)
+        assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
