@@ -96,7 +96,7 @@ def test_top_shows_the_same_from_another_terminal_until_the_run_is_over(
     assert process.poll() is None, "who leaves `top` leaves the run alone"
     process.send_signal(signal.SIGINT)
     assert ended(process).returncode == 0
-    other.shows("the run is over")
+    other.shows("the run is over: stopped: SIGINT")
     other.shows(r"throughput    .* samples/s in steps")
     assert stays.wait(BOUND_S) == 0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenstep.observe.block import Style, block, duration, number, one_line
+from evenstep.observe.block import Style, block, duration, number, one_line, slowest
 
 PLAIN = Style(colour=False, unicode=True)
 
@@ -43,7 +43,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "workers": [
             worker("w0", 0, 209, 0.0412, 0.0007),
             worker("w1", 1, 74, 0.0401, 0.0018),
-            worker("w10", 2, 1485, 0.0419, 0.0),
+            worker("w10", 2, 1485, 0.0439, 0.0),
             worker("w11", None, 0, 0.0, 0.0),
         ],
         "decisions": [
@@ -132,7 +132,7 @@ def test_of_many_workers_the_slowest_are_shown() -> None:
 def test_one_line_says_the_same() -> None:
     assert one_line(status()) == (
         "training, epoch 5/10, 41%, 12:31 min left, 5,210 samples/s, 97% of the limit, "
-        "1.84x equal shares, slowest w10 with 41.9 ms"
+        "1.84x equal shares, slowest w10 with 43.9 ms"
     )
 
 
@@ -147,3 +147,15 @@ def test_durations_as_people_read_them(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(5210.4, "5,210"), (52.13, "52.1"), (0.5211, "0.521")])
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert number(value) == text
+
+
+def test_the_slowest_worker_is_named_only_if_it_is_clearly_slower() -> None:
+    def rows(*milliseconds: float) -> list[Any]:
+        return [worker(f"w{i}", i, 10, ms / 1000, 0.0) for i, ms in enumerate(milliseconds)]
+
+    for alike in ((), (20.0,), (21.3, 21.3, 20.3), (20.3, 21.2, 21.3)):
+        assert slowest(rows(*alike)) is None
+    found = slowest(rows(21.3, 22.6, 20.3))
+    assert found is not None
+    assert found["worker"] == "w1"
+    assert "slowest" not in one_line(status(workers=rows(21.3, 21.3, 20.3)))

@@ -14,10 +14,22 @@ from typing import Any
 
 import pytest
 
+from evenstep.journal import Record
+from evenstep.observe.history import History
 from evenstep.page import feed
 from evenstep.page.watched import Watched
+from evenstep.types import Joined, Left, StepDone, StepReport, Worker
+from tests.observe.runs import write_journal
 from tests.page.conftest import NUM_STEPS
 from tests.page.served import Client, served
+
+STARTED = [
+    Record(at_s=0.0, event=Joined(workers=(Worker(id="w0"),))),
+    Record(
+        at_s=1.0,
+        event=StepDone(step=0, generation=1, seconds=1.0, reports=(StepReport("w0", 4, 1.0),)),
+    ),
+]
 
 
 def until_news(client: Client, topic: str, holds: Any) -> Any:
@@ -78,6 +90,32 @@ def test_a_journal_that_somebody_writes_is_of_a_run_that_trains(
     now_s[0] = 3600.0
     run.follow()
     assert run.status()["state"] != "training"
+
+
+def test_what_was_written_while_nobody_watched_is_no_sign_of_life(
+    recorded: Path, tmp_path: Path
+) -> None:
+    now_s, lines = [0.0], recorded.read_bytes().splitlines(keepends=True)
+    journal = tmp_path / "killed.jsonl"
+    journal.write_bytes(b"".join(lines[:50]))
+
+    def ask(what: str) -> dict[str, Any]:
+        raise ConnectionRefusedError("nobody there")
+
+    run = Watched(
+        journal, name="run", ask=ask, clock=lambda: now_s[0], unix_clock=lambda: 1e9 + now_s[0]
+    )
+    run.follow()
+    for written_s, seen_s, state in ((2.0, 60.0, "no coordinator"), (115.0, 120.0, "training")):
+        with journal.open("ab") as file:
+            file.write(b"".join(lines[50:60]))
+        lines[50:60] = []
+        os.utime(journal, (1e9 + written_s,) * 2)
+        now_s[0] = seen_s
+        run.follow()
+        status = run.status()
+        assert (status["state"], status["is_live"]) == (state, state == "training")
+        assert not status["takes_commands"]
 
 
 def test_a_run_that_has_not_begun_is_shown_when_it_does(recorded: Path, tmp_path: Path) -> None:
@@ -183,7 +221,82 @@ def test_a_coordinator_that_falls_silent_is_waited_for_and_then_given_up(recorde
     answers[0] = False
     silent = run.status()
     assert (silent["state"], silent["problems"]) == ("no answer", ["nobody there"])
+    assert not silent["takes_commands"]
     now_s[0] = 31.0
-    assert run.status()["state"] == "not running"
+    given_up = run.status()
+    assert given_up["state"] == "no coordinator"
+    assert "workers may train on for up to the lease" in given_up["reason"]
     answers[0] = True
     assert run.status()["state"] == "training"
+
+
+@pytest.mark.parametrize(
+    ("cause", "state", "reason"),
+    [
+        ("trained to the end", "finished", "trained to the end"),
+        ("stopped: SIGINT", "stopped", "SIGINT"),
+    ],
+)
+def test_a_run_whose_journal_has_its_end_is_over_at_once(
+    cause: str, state: str, reason: str, tmp_path: Path
+) -> None:
+    left = Record(at_s=9.0, event=Left(workers=("w0",), cause=cause))
+    journal, answers = write_journal(tmp_path / "run.jsonl", [*STARTED, left]), [True]
+    *begun, end = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(begun))
+    told = {"state": "training", "reason": "", "problems": [], "workers": []}
+
+    def ask(what: str) -> dict[str, Any]:
+        if not answers[0]:
+            raise ConnectionRefusedError("nobody there")
+        return dict(told)
+
+    run = Watched(journal, name="run", ask=ask, clock=lambda: 0.0)
+    run.follow()
+    assert run.status()["state"] == "training"
+    answers[0] = False
+    assert run.status()["state"] == "no answer"
+    with journal.open("ab") as file:
+        file.write(end)
+    status = run.status()
+    assert (status["state"], status["reason"], status["is_live"]) == (state, reason, False)
+
+
+def test_while_a_long_journal_is_read_for_the_first_time_its_bytes_are_counted(
+    recorded: Path,
+) -> None:
+    run, seen = Watched(recorded, name="run", ask=None), []
+    follow = History.follow
+
+    def followed(history: History) -> int:
+        seen.append(run.status()["reading"])
+        num = follow(history)
+        seen.append(run.status()["reading"])
+        return num
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(History, "follow", followed)
+        run.follow()
+    size = recorded.stat().st_size
+    assert seen == [(0, 0), (size, size)]
+    assert run.status()["reading"] is None
+
+
+def test_one_problem_is_told_once_and_a_run_that_trains_has_steps(journal: Path) -> None:
+    told = {"state": "training", "step": 500, "reason": "", "problems": [], "workers": []}
+    seen = Watched(journal, name="run", ask=lambda what: dict(told))
+    seen.follow()
+    os.unlink(journal)
+    seen.follow()
+    [problem] = seen.status()["problems"]
+    assert "is gone" in problem
+    late = Watched(journal, name="run", ask=lambda what: dict(told))
+    late.status()
+    assert "cannot be read" in late.follow()["problem"]
+
+
+def test_the_page_has_room_for_names_as_the_report_does(page: Client) -> None:
+    until_news(page, "grown", lambda g: g["num_steps"])
+    svg = page.get("/pictures/roster").json["svg"]
+    for worker in ("on-demand-0", "on-demand-1"):
+        assert f">{worker}</text>" in svg

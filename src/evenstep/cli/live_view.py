@@ -12,12 +12,14 @@ from typing import Any, TextIO
 from evenstep.launch.console import ConsoleOutput
 from evenstep.launch.logs import log_through
 from evenstep.launch.screen import terminal_style, terminal_width
-from evenstep.observe.block import block, one_line
+from evenstep.observe.block import block, duration, one_line
 
 log = logging.getLogger("evenstep")
 
 BLOCK_S = 0.5
 LINE_S = 10.0
+STALLED_S = 600.0
+"""Most between two lines on a run that makes no step."""
 
 Status = Callable[[], Mapping[str, Any]]
 
@@ -58,10 +60,28 @@ async def _draw(status: Status, console: ConsoleOutput, out: TextIO) -> None:
 
 
 async def _tell(status: Status) -> None:
-    step = -1
+    teller = Teller(status())
     while True:
         await asyncio.sleep(LINE_S)
-        now = status()
-        if now["step"] > step:  # else there is nothing new to say
-            step = now["step"]
-            log.info("%s", one_line(now))
+        if line := teller.line(status()):
+            log.info("%s", line)
+
+
+class Teller:
+    """What to print of a run now and then: ever more rarely while no step is made."""
+
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        self._step, self._stepped_s = status["step"], float(status["at_s"])
+        self._told_s = 0.0  # of the stall, when it was last told
+
+    def line(self, status: Mapping[str, Any]) -> str:
+        """The line for a status; empty if it would say again what was said."""
+        if status["step"] > self._step:
+            self._step, self._stepped_s = status["step"], status["at_s"]
+            self._told_s = 0.0
+            return one_line(status)
+        stalled_s = status["at_s"] - self._stepped_s
+        if stalled_s < min(2 * self._told_s, self._told_s + STALLED_S):
+            return ""
+        self._told_s = stalled_s
+        return f"{one_line(status)}, no step for {duration(stalled_s)}"

@@ -15,6 +15,9 @@ from evenstep.errors import ConfigError
 if TYPE_CHECKING:
     from evenstep.observe.history import History
 
+REPORT = "report.html"
+"""In the folder of a run, unless told otherwise."""
+
 PAPER_WIDTH = 720  # pixels of a picture that is a file
 
 
@@ -81,9 +84,9 @@ def report_command(
 def _default(runs: Sequence[Path]) -> Path:
     """Beside what it is on; of several runs, here."""
     if len(runs) > 1:
-        return Path("report.html")
+        return Path(REPORT)
     [run] = runs
-    return run / "report.html" if run.is_dir() else run.with_suffix(".html")
+    return run / REPORT if run.is_dir() else run.with_suffix(".html")
 
 
 def _name_apart(histories: Sequence[History], runs: Sequence[Path]) -> None:

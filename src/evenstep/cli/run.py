@@ -17,6 +17,7 @@ import msgspec
 
 from evenstep.cli.local_run import LocalRun
 from evenstep.cli.page_beside import check_page
+from evenstep.cli.report import REPORT
 from evenstep.cli.signals import discard_unwritable, echo
 from evenstep.config import Settings
 from evenstep.coordinate.events import MAX_WORKERS, Terms
@@ -198,11 +199,12 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
     saved = f"newest checkpoint: {newest}" if newest else "no checkpoint"
     why = ending.why.rstrip(".")
     echo(f"evenstep: {why}; run folder: {folder.path}; {saved}")
-    lines = summary(run.totals, priced=bool(prices))
+    lines = summary(run.totals)
     for line in lines:
         echo(f"  {line}")
     if lines:
-        echo(f"  {'pictures':<14}evenstep report {folder.path}")
+        echo(f"  {'journal':<14}{folder.journal}")
+        echo(f"  {'report':<14}`evenstep report {folder.path}` writes {folder.path / REPORT}")
     if ending.told:
         echo(ending.told.rstrip())
     discard_unwritable()

@@ -6,17 +6,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from evenstep.cli.endpoint import token_option
 from evenstep.cli.operators import ask_coordinator
-from evenstep.errors import EvenstepError
+from evenstep.errors import EvenstepError, JournalError
 from evenstep.launch.screen import BottomRows, terminal_style, terminal_width
 from evenstep.observe.block import block, one_line
+from evenstep.observe.ending import TRAINED, unanswered
 from evenstep.observe.summary import summary
 from evenstep.observe.tally import Totals
+
+if TYPE_CHECKING:
+    from evenstep.observe.history import History
 
 PATIENCE_S = 30.0
 """For a coordinator that does not answer any more: another may take over."""
@@ -45,8 +49,9 @@ def top_command(run: str, every_s: float | None, once: bool, token_file: Path | 
     live = sys.stdout.isatty() and not once
     every_s = every_s or (1.0 if live else 10.0)
     screen, style, status = BottomRows(), terminal_style(sys.stdout), {}
+    watched = WatchedRun(run, lambda: ask_coordinator(run, token_file, "status"))
     try:
-        for status in _statuses(lambda: ask_coordinator(run, token_file, "status"), every_s):
+        for status in watched.statuses(every_s):
             rows = block(status, terminal_width(sys.stdout), style)
             if live:
                 sys.stdout.write(screen.redraw([], rows))
@@ -61,22 +66,67 @@ def top_command(run: str, every_s: float | None, once: bool, token_file: Path | 
     finally:
         if live and status:
             sys.stdout.write("\n")
-    lines = summary(Totals(**status["totals"]), priced=False)
-    click.echo("\n".join(["the run is over", *lines]))
+    click.echo("\n".join(watched.last_words()))
 
 
-def _statuses(ask: Callable[[], Status], every_s: float) -> Iterator[Status]:
-    """The first status, or its error; then one after the other until the run is over.
+class WatchedRun:
+    """A run as its coordinator tells it and, once that is silent, as its journal has it."""
 
-    While a coordinator does not answer, the last status with that as a problem.
-    """
-    status, answered_s = ask(), time.monotonic()
-    while True:
-        yield status
-        time.sleep(every_s)
+    def __init__(
+        self,
+        run: str,
+        ask: Callable[[], Status],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._run, self._ask = run, ask
+        self._clock, self._sleep = clock, sleep
+        self._told: Status = {}  # the coordinator's last answer
+        self._history: History | None = None  # read once the coordinator is silent
+
+    def statuses(self, every_s: float) -> Iterator[Status]:
+        """The first status, or its error; then one after the other until the run is over.
+
+        While a coordinator does not answer, the last status with that as a problem.
+        """
+        status = self._told = self._ask()
+        answered_s = self._clock()
+        while True:
+            yield status
+            self._sleep(every_s)
+            try:
+                status = self._told = self._ask()
+                answered_s = self._clock()
+            except (EvenstepError, OSError) as e:
+                if self._ending() or self._clock() - answered_s > PATIENCE_S:
+                    return
+                status = {**status, "state": "no answer", "problems": [str(e)]}
+
+    def last_words(self) -> list[str]:
+        """How the run ended, as far as that is known, and its totals."""
+        ending, history = self._ending(), self._history
+        totals = history.totals if history is not None else Totals(**self._told["totals"])
+        how = f"the run is over: {ending}" if ending else unanswered(self._run)
+        return [how, *summary(totals)]
+
+    def _ending(self) -> str:
+        """Why the run is over; empty if nothing says that it is."""
+        self._follow()
+        if self._history is not None:
+            return self._history.roster.left_because
+        if self._told["state"] in ENDING:  # of a run on another host, whose journal is there
+            return TRAINED if self._told["trained_to_end"] else self._told["reason"] or "it ended"
+        return ""
+
+    def _follow(self) -> None:
+        """Read what the journal has more, if it is on this host."""
+        from evenstep.observe.history import History  # NumPy, which a live view does not need
+
         try:
-            status, answered_s = ask(), time.monotonic()
-        except (EvenstepError, OSError) as e:
-            if status["state"] in ENDING or time.monotonic() - answered_s > PATIENCE_S:
-                return
-            status = {**status, "state": "no answer", "problems": [str(e)]}
+            if self._history is not None:
+                self._history.follow()
+            elif Path(self._run).is_dir():
+                self._history = History.read(self._run)
+        except (JournalError, OSError):
+            pass  # it is gone, or was never written

@@ -8,6 +8,10 @@ from typing import Any
 MAX_ROWS = 12
 """Workers shown one by one; of more, the slowest."""
 
+SLOWER = 1.05
+"""The slowest worker is named if it computes so many times as long as the next: else noise would
+name another one with each step."""
+
 MIN_WIDTH, MAX_WIDTH = 40, 120
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -47,7 +51,7 @@ def block(status: Mapping[str, Any], width: int, style: Style) -> list[str]:
 def one_line(status: Mapping[str, Any]) -> str:
     """The same in a line, for output that is not a terminal."""
     parts = [status["state"], *_position(status), *_speed(status)]
-    slow = _slowest(status["workers"])
+    slow = slowest(status["workers"])
     if slow is not None:
         parts.append(f"slowest {slow['worker']} with {slow['compute_s'] * 1000:.1f} ms")
     return ", ".join(parts)
@@ -103,7 +107,7 @@ def _workers(rows: Sequence[Mapping[str, Any]], width: int, style: Style) -> lis
     by_time = sorted(rows, key=lambda row: -row["compute_s"])
     shown = {row["worker"] for row in by_time[:MAX_ROWS]}
     longest_s = max((row["compute_s"] + row["wait_s"] for row in rows), default=0.0)
-    slowest = by_time[0]["worker"] if len(rows) > 1 else ""
+    slow = slowest(rows)
     names = max((len(row["worker"]) for row in rows), default=0)
     shares = max((len(f"{row['share']:,}") for row in rows), default=0)
     lines = []
@@ -118,7 +122,7 @@ def _workers(rows: Sequence[Mapping[str, Any]], width: int, style: Style) -> lis
             done = style.bar(row["compute_s"] / longest_s, room)
             num_idle = min(round(row["wait_s"] / longest_s * room), room - len(done))
             idle = ("░" if style.unicode else ".") * num_idle
-            colour = YELLOW if row["worker"] == slowest else GREEN
+            colour = YELLOW if row is slow else GREEN
             gap = " " * (room - len(done) - len(idle))
             bar = f"{style.paint(done, colour)}{style.paint(idle, DIM)}{gap}  "
         lines.append(f"{head}{bar}{tail}" if bar else _cut(f"{head}{tail}", width))
@@ -134,9 +138,13 @@ def _times(row: Mapping[str, Any]) -> str:
     return times if row["state"] == "training" else f"{times}  {row['state']}"
 
 
-def _slowest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def slowest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The worker that the others wait for; None if none is clearly slower than the others."""
     trained = [row for row in rows if row["compute_s"] and row["rank"] is not None]
-    return max(trained, key=lambda row: float(row["compute_s"]), default=None)
+    trained.sort(key=lambda row: float(row["compute_s"]))
+    if len(trained) < 2 or trained[-1]["compute_s"] < SLOWER * trained[-2]["compute_s"]:
+        return None
+    return trained[-1]
 
 
 def _last_decision(status: Mapping[str, Any], width: int) -> str:

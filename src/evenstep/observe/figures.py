@@ -92,7 +92,7 @@ OF_WORKER = {
 }
 """Figures of a worker; its name comes after a slash: `compute_s/w0`."""
 
-OVER = ("finishing", "stopping", "ended", "finished")
+OVER = ("finishing", "stopping", "stopped", "ended", "finished")
 """States of a run that takes no further step."""
 
 

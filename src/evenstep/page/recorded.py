@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from evenstep.observe.ending import ended, unanswered
 from evenstep.observe.history import History, RunWindow
 from evenstep.observe.overview import overview
 from evenstep.observe.tally import Tally
@@ -26,26 +27,30 @@ def recorded_status(
     rate = totals.samples_per_s
     seen = overview(tally, settings, facts, rate)
     is_done = 0 < seen["progress"]["total_samples"] <= seen["progress"]["samples"]
+    left_because = history.roster.left_because if history is not None else ""
     if history is None and has_journal:
         state, reason = "reading", "the journal"
     elif history is None and not has_coordinator:
         state, reason = "starting", "nothing is recorded yet"
+    elif left_because and has_coordinator:
+        state, reason = ended(left_because)
     elif is_growing:
         state, reason = "training", "by its journal, which is being written"
     elif is_done:
         state, reason = "finished", ""
     elif has_coordinator:
-        state, reason = "not running", "no coordinator answers"
+        state, reason = "no coordinator", unanswered() if history else "no coordinator answers"
     else:
         state, reason = "recorded", ""
-    if not is_growing:
+    if state != "training":
         seen["progress"]["seconds_left"] = 0.0
         seen |= {"part_of_limit": totals.part_of_limit, "speedup": totals.speedup}
     step, generation, rows = _last_step(history)
     return {
         "state": state,
         "reason": reason,
-        "is_live": is_growing,
+        "is_live": state == "training",
+        "takes_commands": False,
         "generation": generation,
         "step": step,
         "samples_per_s": rate,

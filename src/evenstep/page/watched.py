@@ -6,16 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from itertools import islice
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from evenstep.errors import EvenstepError, JournalError
+from evenstep.observe.block import slowest
 from evenstep.observe.history import History
 from evenstep.observe.history.decisions import PastDecision
 from evenstep.observe.pictures import PICTURES, View
 from evenstep.observe.pictures.choose import colour
+from evenstep.observe.pictures.labels import margin
 from evenstep.observe.pictures.plot import drawn
 from evenstep.observe.sinks.prometheus import exposition
 from evenstep.page.commands import AskCoordinator
@@ -24,8 +27,6 @@ from evenstep.wire import MAX_BYTES
 
 PATIENCE_S = 30.0
 """For a coordinator that does not answer any more: another may take over."""
-
-ENDING = ("ended", "finishing", "stopping")
 
 GROWING_S = 10.0
 """A journal without a coordinator is being written if it grew in the last seconds."""
@@ -51,7 +52,9 @@ class Watched:
     `ask` asks the coordinator; None for a journal without a run folder, which has none.
     """
 
-    pictures: Mapping[str, str] = {p.name: p.title for p in PICTURES}
+    pictures: Mapping[str, Mapping[str, str]] = {
+        p.name: {"title": p.title, "lacking": p.lacking} for p in PICTURES
+    }
 
     def __init__(
         self,
@@ -60,13 +63,16 @@ class Watched:
         name: str,
         ask: AskCoordinator | None,
         clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = lambda: datetime.now().timestamp(),
     ) -> None:
-        self.name, self.ask, self._journal, self._clock = name, ask, journal, clock
+        self.name, self.ask, self._journal = name, ask, journal
+        self._clock, self._unix_clock = clock, unix_clock
         self._lock = threading.Lock()  # of the history
         self._reading = threading.Lock()  # of the journal: one thread reads it
         self._history: History | None = None
+        self._opening: History | None = None  # while it is read for the first time
         self._unreadable = ""  # why there is no history, or no more of it
-        self._grew_s: float | None = None
+        self._followed_s = self._grew_s = -inf
         self._last: Status = {}  # what the coordinator last said
         self._answered_s = 0.0
 
@@ -79,6 +85,7 @@ class Watched:
                 self._read()
         except (JournalError, OSError) as e:
             has_begun = self._history is not None or _has_lines(self._journal)
+            has_begun = has_begun or self._last.get("step", -1) >= 0
             self._unreadable = str(e) if has_begun else ""
         with self._lock:
             if (history := self._history) is None:
@@ -93,14 +100,19 @@ class Watched:
         }
 
     def _read(self) -> None:
+        now_s, before_s = self._clock(), self._followed_s
         if self._history is None:
-            history = History.read(self._journal)  # may take long: not under the lock
+            self._opening = history = History.open(self._journal)
+            history.follow()  # may take long: not under the lock
             with self._lock:
-                self._history = history
+                self._history, self._opening = history, None
         else:
             with self._lock:
-                if self._history.follow():
-                    self._grew_s = self._clock()
+                num_new = self._history.follow()
+            # Without viewers nobody follows: then what is new here may be long written.
+            if num_new and (now_s - before_s < GROWING_S or self._age_s() < GROWING_S):
+                self._grew_s = now_s
+        self._followed_s = now_s
         is_there = self._journal.exists()
         self._unreadable = "" if is_there else f"{self._journal}: is gone; this is what it had"
 
@@ -111,7 +123,8 @@ class Watched:
             if self._history is None:
                 return {"svg": "", "readout": []}
             begin_s, end_s = self._within(window)
-            view = View(begin_s=begin_s, end_s=end_s, width=width)
+            left = margin(self._history.workers)
+            view = View(begin_s=begin_s, end_s=end_s, width=width, left=left)
             plot = wanted.plot(self._history, view)
         if plot is None:
             return {"svg": "", "readout": []}
@@ -140,6 +153,13 @@ class Watched:
         begin_s = min(max(window.begin_s, first_s), last_s)
         return begin_s, max(min(window.end_s, last_s), begin_s)
 
+    def _age_s(self) -> float:
+        """Since the journal was last written."""
+        try:
+            return self._unix_clock() - self._journal.stat().st_mtime
+        except OSError:
+            return inf
+
     # The status.
 
     def status(self) -> Status:
@@ -152,17 +172,20 @@ class Watched:
                     history,
                     has_journal=_has_lines(self._journal),
                     has_coordinator=self.ask is not None,
-                    is_growing=self._is_growing,
+                    is_growing=self._clock() - self._grew_s < GROWING_S,
                 )
             newest = _newest(history.decisions.kept) if history is not None else []
-            problems = history.problems if history is not None else []
+            problems = history.problems if history is not None and not self._unreadable else []
             if history is not None:
                 rows = [_coloured(row, history) for row in shown["workers"]]
                 shown = {**shown, "workers": rows}
         assert shown is not None
+        slow = slowest(shown["workers"])
         return {
             **shown,
             "run": self.name,
+            "reading": self._bytes_read(),
+            "slowest": slow["worker"] if slow is not None else "",
             "newest": newest,
             "problems": [p for p in (*shown["problems"], self._unreadable, *problems) if p],
         }
@@ -170,24 +193,36 @@ class Watched:
     def _ask(self) -> Status | None:
         """The coordinator's status without its settings; None if there is none to ask.
 
-        For a while after it fell silent, the last one: another coordinator may take over.
+        For a while after it fell silent, the last one: another coordinator may take over. Not if
+        the journal has the end of the run.
         """
         if self.ask is None:
             return None
         try:
             told = self.ask("status")
         except (EvenstepError, OSError) as e:
-            is_over = not self._last or self._last["state"] in ENDING
-            if is_over or self._clock() - self._answered_s > PATIENCE_S:
+            is_silent = not self._last or self._clock() - self._answered_s > PATIENCE_S
+            if is_silent or self._is_over():
                 return None
-            return {**self._last, "state": "no answer", "problems": [str(e)]}
+            silent = {"state": "no answer", "reason": "", "takes_commands": False}
+            return {**self._last, **silent, "problems": [str(e)]}
         told.pop("settings", None)
-        self._last, self._answered_s = {**told, "is_live": True}, self._clock()
+        self._last = {**told, "is_live": True, "takes_commands": True}
+        self._answered_s = self._clock()
         return self._last
 
-    @property
-    def _is_growing(self) -> bool:
-        return self._grew_s is not None and self._clock() - self._grew_s < GROWING_S
+    def _is_over(self) -> bool:
+        """Whether the end of the run is in its journal by now."""
+        if self._history is None:  # reading all of it would take too long
+            return False
+        self.follow()
+        with self._lock:
+            return bool(self._history.roster.left_because)
+
+    def _bytes_read(self) -> tuple[int, int] | None:
+        """Of a journal that is read for the first time, and how many it has."""
+        opening = self._opening
+        return opening.bytes_read if opening is not None else None
 
     def metrics(self) -> str:
         """The status as Prometheus reads it."""

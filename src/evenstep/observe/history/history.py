@@ -66,6 +66,13 @@ class History:
         Raises JournalError if that is no journal, or of a version that this one does not read.
         What else is wrong is in `problems`.
         """
+        history = cls.open(path, max_cells=max_cells)
+        history.follow()
+        return history
+
+    @classmethod
+    def open(cls, path: Path | str, *, max_cells: int = MAX_CELLS) -> Self:
+        """The same before its records are read: `follow` reads them."""
         path = Path(path)
         if path.is_dir() and not (path / JOURNAL).exists():
             raise JournalError(str(path), 0, f"has no {JOURNAL}: it is no run, or has not begun")
@@ -73,8 +80,12 @@ class History:
         history = cls(lines.header.settings, lines.header.about, max_cells=max_cells)
         history.name = path.resolve().name if path.is_dir() else path.stem
         history._lines = lines
-        history.follow()
         return history
+
+    @property
+    def bytes_read(self) -> tuple[int, int]:
+        """Of its journal so far, and how many that has; from any thread."""
+        return self._lines.bytes_read if self._lines is not None else (0, 0)
 
     def follow(self) -> int:
         """Read what the journal has more since; the number of new records."""

@@ -84,8 +84,13 @@ class JournalLines:
     def _open(self) -> None:
         self.header, _ = read(self.path)
         self._file: int | None = None  # its number in the file system
-        self._offset, self._num_lines = 0, 0
+        self._offset, self._num_lines, self._num_bytes = 0, 0, 0
         self.problem, self._is_refused, self.is_torn = "", False, False
+
+    @property
+    def bytes_read(self) -> tuple[int, int]:
+        """So far, and how many there were when reading began last."""
+        return self._offset, max(self._offset, self._num_bytes)
 
     @property
     def is_replaced(self) -> bool:
@@ -103,10 +108,13 @@ class JournalLines:
         self.problem = ""  # a disk that did not answer may do so again
         try:
             with self.path.open("rb", buffering=READ_BYTES) as file:
-                found = os.fstat(file.fileno()).st_ino
-                if self._file not in (None, found):  # replaced this moment: begin anew next time
+                found = os.fstat(file.fileno())
+                if self._file not in (
+                    None,
+                    found.st_ino,
+                ):  # replaced: begin anew next time
                     return
-                self._file = found
+                self._file, self._num_bytes = found.st_ino, found.st_size
                 file.seek(self._offset)
                 for _ in count():
                     line = file.readline(MAX_BYTES + 1)

@@ -53,7 +53,7 @@ class RosterTimes:
         self.sizes: list[tuple[float, int]] = []  # (from when, number of workers)
         self.costs: list[tuple[float, float, float]] = []  # (when, cost so far, price per second)
         self.pauses: list[tuple[float, float | None, str]] = []  # (from, to, reason)
-        self.is_priced = False  # some worker costs something other than 1 an hour
+        self.left_because = ""  # all workers, in order; empty: some are there, or were lost
         self._there: dict[WorkerId, int] = {}  # index of its presence
         self._prices: dict[WorkerId, float] = {}
 
@@ -68,10 +68,13 @@ class RosterTimes:
             case Joined(workers=workers):
                 for worker in workers:
                     self._joined(at_s, worker)
+                self.left_because = ""
             case Left(workers=gone, cause=cause):
                 self._ended(at_s, gone, "left", cause)
+                self.left_because = "" if self._there else cause
             case Lost(workers=gone, cause=cause):
                 self._ended(at_s, gone, "lost", cause)
+                self.left_because = ""
         if isinstance(event, Joined | Left | Lost):
             self._changed(at_s)
 
@@ -98,7 +101,6 @@ class RosterTimes:
         self._there[worker.id] = len(self.presences)
         self.presences.append(Presence(worker=worker.id, kind=worker.kind, begin_s=at_s))
         self._prices[worker.id] = worker.price_per_hour
-        self.is_priced |= worker.price_per_hour != 1.0
 
     def _ended(self, at_s: float, gone: tuple[WorkerId, ...], end: str, cause: str) -> None:
         for worker in gone:

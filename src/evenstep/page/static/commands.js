@@ -6,14 +6,20 @@ export class Commands {
   constructor(session) {
     this.token = session.token || "";
     this.allowed = Boolean(session.commands);
-    byId("stop").hidden = !this.allowed;
-    byId("scale").hidden = !this.allowed;
+    this.offer(false);
     byId("stop").onclick = () => this.ask("Stop the run?", "It stops after the step at hand, with a checkpoint; `evenstep run --resume` goes on.", "Stop the run", { what: "stop" });
     byId("scale").onsubmit = (event) => {
       event.preventDefault();
       const num = Number(byId("scale").elements.num.value);
       this.ask(`Change to ${num} workers?`, "New workers join when they are ready; surplus ones leave at the end of a step.", "Scale", { what: "scale", num_workers: num });
     };
+  }
+
+  // Buttons, while there is a coordinator that takes commands.
+  offer(takesCommands) {
+    this.offered = this.allowed && takesCommands;
+    byId("stop").hidden = !this.offered;
+    byId("scale").hidden = !this.offered;
   }
 
   drain(worker) {

@@ -12,7 +12,8 @@ const STATES = {
   finishing: ["good", "✓"],
   starting: ["wait", "…"],
   reading: ["wait", "…"],
-  "not running": ["over", "■"],
+  stopped: ["over", "■"],
+  "no coordinator": ["bad", "!"],
   regrouping: ["wait", "↻"],
   stopping: ["wait", "■"],
   paused: ["bad", "‖"],
@@ -63,7 +64,7 @@ function showVitals(status) {
     ["Speed-up", status.speedup ? `${status.speedup.toFixed(2)}×` : "–", "over equal shares"],
     ["Step", count(Math.max(status.step, 0)), `generation ${status.generation}`],
     ["Workers", count(inRoster), totals.num_lost ? `${totals.num_lost} lost so far` : "none lost"],
-    ["Elapsed", totals.elapsed_s ? duration(totals.elapsed_s) : "–", `cost so far: ${number(totals.cost)}`],
+    ["Elapsed", totals.elapsed_s ? duration(totals.elapsed_s) : "–", totals.is_priced ? `cost so far: ${number(totals.cost)}` : `${number(totals.cost)} worker-hours`],
   ];
   keyed(byId("vitals"), rows, (row) => row[0], ([name]) => make("div", {}, make("dt", {}, name), make("dd"), make("dd", { class: "note" })), (div, [, value, note]) => {
     setText(div.children[1], value);
@@ -75,7 +76,6 @@ const MAX_ROWS = 64;
 
 export function showWorkers(status, { commands, onDrain }) {
   const rows = status.workers;
-  const slowest = slowestOf(rows);
   const longest = Math.max(...rows.map((w) => w.compute_s + w.wait_s), 1e-9);
   const shown = rows.length <= MAX_ROWS ? rows : [...rows].sort((a, b) => b.compute_s - a.compute_s).slice(0, MAX_ROWS);
   byId("no-workers").hidden = rows.length > 0;
@@ -83,7 +83,7 @@ export function showWorkers(status, { commands, onDrain }) {
   keyed(byId("workers"), shown, (w) => w.worker, createRow, (row, w) => {
     const [name, share, bar, compute, wait] = row.children;
     const trains = w.rank !== null && w.compute_s > 0;
-    const isSlowest = w === slowest;
+    const isSlowest = w.worker === status.slowest;
     row.classList.toggle("slowest", isSlowest);
     row.classList.toggle("out", w.rank === null);
     setText(name.querySelector(".name"), w.worker);
@@ -101,12 +101,6 @@ export function showWorkers(status, { commands, onDrain }) {
     drain.onclick = () => onDrain(w.worker);
     drain.setAttribute("aria-label", `Drain ${w.worker}`);
   });
-}
-
-function slowestOf(rows) {
-  const trained = rows.filter((w) => w.rank !== null && w.compute_s > 0);
-  if (trained.length < 2) return null;
-  return trained.reduce((a, b) => (b.compute_s > a.compute_s ? b : a));
 }
 
 function createRow() {

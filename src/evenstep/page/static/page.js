@@ -6,6 +6,7 @@ import { byId, getJson, setText } from "./dom.js";
 import { listen } from "./feed.js";
 import { showGlance, showProblems, showWorkers } from "./glance.js";
 import { Timeline } from "./timeline.js";
+import { megabytes } from "./words.js";
 
 const LINKS = {
   live: ["", ""],
@@ -20,6 +21,17 @@ async function start() {
   const details = new Details();
   const timeline = new Timeline(session.pictures, { onDecision: (index) => details.open(index) });
   let newest = null;
+  let bytesRead = null;
+  let newestGrowth = { num_steps: 0, problem: "" };
+
+  // What stands in place of the pictures. Problems are listed above, with the state.
+  const showReading = () => {
+    byId("reading").hidden = newestGrowth.num_steps > 0;
+    let text = "No step is in the journal yet.";
+    if (newestGrowth.problem) text = "There is nothing to draw without the journal.";
+    else if (bytesRead) text = `Reading the journal: ${megabytes(bytesRead[0])} of ${megabytes(bytesRead[1])} MB.`;
+    setText(byId("reading"), text);
+  };
 
   listen({
     onStatus(status) {
@@ -29,14 +41,16 @@ async function start() {
       }
       newest = status.newest.at(-1);
       showGlance(status);
-      showWorkers(status, { commands: commands.allowed && status.is_live, onDrain: (worker) => commands.drain(worker) });
+      commands.offer(status.takes_commands);
+      showWorkers(status, { commands: commands.offered, onDrain: (worker) => commands.drain(worker) });
       showDecisions(status, { onOpen: (index) => details.open(index) });
       byId("live").hidden = !status.is_live;
+      bytesRead = status.reading;
+      showReading();
     },
     onGrown(grown) {
-      const reading = byId("reading");
-      reading.hidden = !grown.problem && grown.num_steps > 0;
-      setText(reading, grown.problem || "No step has been recorded yet.");
+      newestGrowth = grown;
+      showReading();
       byId("figures").hidden = !grown.num_steps;
       timeline.grown(grown.begin_s, grown.end_s);
     },

@@ -17,7 +17,7 @@ export class Timeline {
     this.drawnAt = 0;
     this.redraw = 0; // timer
     this.pointers = new Map();
-    this.figures = Object.entries(names).map(([name, title]) => this.makeFigure(name, title));
+    this.figures = Object.entries(names).map(([name, about]) => this.makeFigure(name, about));
     byId("figures").append(...this.figures.map((f) => f.element));
     this.watchSize();
   }
@@ -68,7 +68,7 @@ export class Timeline {
 
   showWindow() {
     const [begin, end] = this.shown;
-    setText(byId("window"), this.isWhole ? `the whole run, ${duration(end - begin)}` : `${clock(begin)} to ${clock(end)}`);
+    setText(byId("window"), this.isWhole ? wholeRun(begin, end) : `${clock(begin)} to ${clock(end)}`);
     byId("live").setAttribute("aria-pressed", String(this.isLive));
   }
 
@@ -102,9 +102,9 @@ export class Timeline {
     figure.drawn = key;
   }
 
-  makeFigure(name, title) {
+  makeFigure(name, { title, lacking }) {
     const canvas = make("div", { class: "canvas" });
-    const nothing = make("p", { class: "empty", hidden: true }, "Nothing to draw here.");
+    const nothing = make("p", { class: "empty", hidden: true }, lacking);
     const element = make("figure", { class: "picture", id: `picture-${name}` }, make("figcaption", {}, title), canvas, nothing);
     const figure = { name, element, canvas, nothing, drawn: "", wanted: "", readout: [], isVisible: false, hair: make("div", { class: "hair", hidden: true }), selection: make("div", { class: "selection", hidden: true }) };
     this.listenTo(figure);
@@ -258,6 +258,12 @@ export class Timeline {
     box.style.left = `${Math.max(4, right ? event.clientX - 18 - box.offsetWidth : event.clientX + 18)}px`;
     box.style.top = `${Math.max(4, Math.min(event.clientY + 14, window.innerHeight - box.offsetHeight - 8))}px`;
   }
+}
+
+// The run's clock begins with its coordinator, and its first record is that of the first worker.
+function wholeRun(begin, end) {
+  const from = begin > 0.5 ? `, from its first worker at ${clock(begin)}` : "";
+  return `the whole run${from}: ${duration(end - begin)}`;
 }
 
 // The point in force at a time: the first one that ends at or after it.

@@ -11,6 +11,10 @@ export function count(value) {
   return Math.round(value).toLocaleString("en-US");
 }
 
+export function megabytes(bytes) {
+  return count(bytes / 1e6);
+}
+
 export function percent(part) {
   return `${Math.round(100 * part)} %`;
 }
