@@ -203,6 +203,7 @@ class Alive(Message, frozen=True, kw_only=True, omit_defaults=True):
     apart: bool = False  # between the all-reduce and the next batch: in the script's own code
     saving: bool = False  # it writes its last checkpoint
     forming: bool = False  # the generation has not formed yet
+    unsaved: Text = ""  # why its newest checkpoint is not written
 
 
 class Listening(Message, frozen=True, kw_only=True):

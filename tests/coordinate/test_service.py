@@ -422,6 +422,18 @@ def test_a_full_disk_does_not_prevent_a_stop(run: Hosted, monkeypatch: pytest.Mo
     assert a.hear(Generation).roster == ()
 
 
+def test_checkpoints_that_cannot_be_written_are_a_problem_until_they_are(run: Hosted) -> None:
+    a, b = together(run, 2)
+    why = "OSError: No space left on device"
+    a.say(Alive(generation=1, step=3, waiting=False, unsaved=why))
+    a.hear(Lease)
+    assert run.ask("status")["problems"] == [f"{a.id} cannot write checkpoints: {why}"]
+    a.say(Alive(generation=1, step=9, waiting=False))
+    a.hear(Lease)
+    assert run.ask("status")["problems"] == []
+    b.close()
+
+
 # The folder.
 
 

@@ -99,6 +99,7 @@ def test_a_full_disk_is_borne_and_written_again_when_there_is_room(
             disk.fill()
             until_it_shows(run, files)
             assert "journal.jsonl: cannot be written: No space left" in evenstep("status", folder)
+            run.until(lambda status: "cannot write checkpoints" in " ".join(status["problems"]))
             steps_on(run, 50)
             disk.free()
             run.until(lambda status: not status["problems"])

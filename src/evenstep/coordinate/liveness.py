@@ -56,6 +56,7 @@ def heartbeat(contact: Contact, alive: Alive, now_s: float) -> Contact:
         waiting=alive.waiting,
         apart=alive.apart,
         saving=alive.saving,
+        unsaved=alive.unsaved,
         generation=alive.generation,
     )
 

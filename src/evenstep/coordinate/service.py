@@ -138,8 +138,10 @@ class Service:
 
     def status(self) -> dict[str, Any]:
         """The run as operators see it."""
+        unsaved = {worker: contact.unsaved for worker, contact in self.state.contacts.items()}
         problems = [
             *self.coordinator.problems(),
+            *(f"{w} cannot write checkpoints: {why}" for w, why in unsaved.items() if why),
             *(self.folder.problem, self._claim_problem, self._fence_problem),
             *self._sinks.problems,
         ]

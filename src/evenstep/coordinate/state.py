@@ -62,6 +62,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waiting: bool = False  # for other workers, as of its last heartbeat
     apart: bool = False  # between two steps, as of its last heartbeat
     saving: bool = False  # it writes the last checkpoint, as of its last heartbeat
+    unsaved: str = ""  # why its newest checkpoint is not written, as of its last heartbeat
     waiting_since_s: float | None = None
     stuck_s: float | None = None  # when it said that it is stuck
     has_stepped: bool = False

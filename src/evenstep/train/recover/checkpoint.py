@@ -87,7 +87,7 @@ class Checkpoints:
         self._writer: threading.Thread | None = None
         self._pending: Snapshot | None = None
         self._reusable: list[torch.Tensor] = []  # buffers of a snapshot that is not needed any more
-        self._logged = ""  # the last error: a full disk is logged once, not at every save
+        self.problem = ""  # why the last one is not written: logged once, not at every save
 
     def save(self, step: int, state: TrainingState) -> None:
         """Copy the state now, and write it in a thread.
@@ -158,14 +158,14 @@ class Checkpoints:
                     return
             try:
                 self._write(snapshot)
-                if self._logged:
+                if self.problem:
                     log.warning("checkpoints are written again, that of step %d", snapshot.step)
-                self._logged = ""
+                self.problem = ""
             except Exception as e:  # training goes on without it, for example on a full disk
                 problem = _root_cause(e)
-                if problem != self._logged:
+                if problem != self.problem:
                     log.warning("checkpoint of step %d not written: %s", snapshot.step, problem)
-                self._logged = problem
+                self.problem = problem
             with self._lock:
                 self._reusable = snapshot.tensors
 

@@ -55,6 +55,13 @@ class CheckpointSaver:
         """Whether this worker's state is a mixture of two, since a handover was interrupted."""
         return self._state.torn
 
+    @property
+    def problem(self) -> str:
+        """Why the last checkpoint is not written; empty if it is, or if another worker writes."""
+        if self._checkpoints is None or not self.is_active:
+            return ""
+        return self._checkpoints.problem
+
     def set_active(self, active: bool) -> None:
         """A generation begins. A new writer counts from the previous writer's last checkpoint."""
         if active and not self.is_active and self._checkpoints is not None:

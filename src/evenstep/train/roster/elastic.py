@@ -144,6 +144,7 @@ class ElasticRoster:
         every_s = tracker.welcome.checkpoint_every_s
         self._saver = saver = CheckpointSaver(job, state, checkpoints, every_s)
         tracker.control.sees_folder = saver.sees_folder
+        tracker.unsaved = lambda: saver.problem
         self._catch_up = catch_up = CatchUp(job, state, rollback, saver)
         self._departure.entered(saver, rollback)
         self._regrouping = Regrouping(

@@ -16,6 +16,7 @@ from evenstep.train.step import Step
 log = logging.getLogger("evenstep")
 
 UNKNOWN_S = 60.0  # a wait to report while the usual step time is unknown
+MAX_UNSAVED = 300  # characters of the reason why a checkpoint is not written
 NUM_STEPS = 10.0  # later: one of so many usual steps, or of the run's `silence_s` if that is longer
 TRAINED, LEFT = 0, 75  # exit codes: nothing is left to do, and "the run may go on: join again"
 
@@ -39,6 +40,7 @@ class GenerationTracker:
         self._is_spare = False
         self.waiting = False  # for other workers, or for a generation
         self.saving = False  # the last checkpoint
+        self.unsaved: Callable[[], str] = str  # why the newest checkpoint is not written
         self.interrupt: Callable[[], None] | None = None  # the script, if it keeps this worker
         self._reported_stuck = 0
         self._formed = 0  # the newest generation that has formed, or that this worker rests in
@@ -61,6 +63,7 @@ class GenerationTracker:
             apart=self._step.is_between,
             saving=self.saving,
             forming=self.generation > self._formed,
+            unsaved=_in_a_line(self.unsaved()),
         )
 
     @property
@@ -205,3 +208,8 @@ def leave_message(worker: str, step: int, generation: Generation) -> str:
     if generation.planned:
         return f"{worker} leaves the run at step {step}, as asked: {generation.reason}"
     return f"{worker} is evicted at step {step}: {generation.reason}"
+
+
+def _in_a_line(text: str) -> str:
+    """As a message may carry it: an error's text may have any characters."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_UNSAVED])
