@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from char_transformer import Writer
 from cifar_resnet import resnet
 from fashion_mnist import network
-from image_data import fashion_mnist, made_up
+from image_data import fashion_mnist, random_images
 
 ORIGIN = fashion_mnist(None, train=True, limit=1)[1]  # of the images
 cross_entropy = nn.functional.cross_entropy
@@ -36,7 +36,7 @@ class Workload:
 def mlp(num: int) -> Workload:
     """Small: reduction and overhead dominate the step."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    return Workload(model=model, data=made_up(num, (1, 8, 8), seed=1))
+    return Workload(model=model, data=random_images(num, (1, 8, 8), seed=1))
 
 
 def cnn(num: int) -> Workload:
@@ -54,7 +54,7 @@ def cnn_double(num: int) -> Workload:
 
 def residual(num: int) -> Workload:
     """ResNet-20 of examples/cifar_resnet.py, with local batch statistics."""
-    return Workload(model=resnet(20), data=made_up(num, (3, 32, 32), seed=1))
+    return Workload(model=resnet(20), data=random_images(num, (3, 32, 32), seed=1))
 
 
 def transformer(num: int) -> Workload:
@@ -87,7 +87,9 @@ def wide(num: int, pause_s: float = 0.0) -> Workload:
     """Ten layers of a million parameters each and little compute, for memory and overlap."""
     layers = (part for _ in range(10) for part in (nn.Linear(1024, 1024), Pause(pause_s)))
     return Workload(
-        model=nn.Sequential(nn.Flatten(), *layers), data=made_up(num, (1, 32, 32), seed=1), lr=1e-4
+        model=nn.Sequential(nn.Flatten(), *layers),
+        data=random_images(num, (1, 32, 32), seed=1),
+        lr=1e-4,
     )
 
 

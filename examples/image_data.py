@@ -15,8 +15,8 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # from the package dataset-f
 def fashion_mnist(folder: Path | None, *, train: bool, limit: int) -> tuple[TensorDataset, str]:
     """Images (1, 28, 28) from 0 to 1 with labels 0 to 9, and their origin."""
     if folder is None and not DEBIAN.is_dir():
-        made = made_up(limit, (1, 28, 28), seed=1 if train else 2)
-        return made, "made up; Debian's package dataset-fashion-mnist has the real data"
+        made = random_images(limit, (1, 28, 28), seed=1 if train else 2)
+        return made, "random; Debian's package dataset-fashion-mnist has the real data"
     folder, part = folder or DEBIAN, "train" if train else "t10k"
     images = read_idx(folder / f"{part}-images-idx3-ubyte.gz")[:limit]
     labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz")[:limit]
@@ -26,8 +26,8 @@ def fashion_mnist(folder: Path | None, *, train: bool, limit: int) -> tuple[Tens
 def cifar10(folder: Path | None, *, train: bool, limit: int) -> tuple[TensorDataset, str]:
     """Images (3, 32, 32) from 0 to 1 with labels 0 to 9, from the binary version of CIFAR-10."""
     if folder is None:
-        made = made_up(limit, (3, 32, 32), seed=1 if train else 2)
-        return made, "made up; give --data the folder of CIFAR-10's binary version for real data"
+        made = random_images(limit, (3, 32, 32), seed=1 if train else 2)
+        return made, "random; give --data the folder of CIFAR-10's binary version for real data"
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] if train else ["test_batch.bin"]
     raw = np.concatenate([np.fromfile(folder / name, dtype=np.uint8) for name in names])
     rows = raw.reshape(-1, 1 + 3 * 32 * 32)[:limit]
@@ -44,7 +44,7 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(raw, dtype=np.uint8, offset=head).reshape(shape)
 
 
-def made_up(num: int, shape: tuple[int, int, int], *, seed: int) -> TensorDataset:
+def random_images(num: int, shape: tuple[int, int, int], *, seed: int) -> TensorDataset:
     """Ten blurred patterns with noise; the patterns do not depend on the seed."""
     channels, height, width = shape
     coarse = torch.rand(10, channels, 4, 4, generator=torch.Generator().manual_seed(0))

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from bench.demo.story import Outcome, Story, seconds
 
+BUSY = 0.05
+"""A spread of the machine's speed beyond which parts of the limit mean little."""
+
 EVENTS = ("evenstep", "w2 slowed down", "w0 killed", "w3 joined")
 
 
@@ -36,7 +39,11 @@ def lines(story: Story, outcome: Outcome) -> list[str]:
         ("", f"parameters differ by {outcome.difference:.1g} of what training moved them by"),
         ("report", str(outcome.report)),
     ]
-    return [*map(_row, rows), "", *(f"{name:<15}{text}" for name, text in facts)]
+    found = [*map(_row, rows), "", *(f"{name:<15}{text}" for name, text in facts)]
+    if outcome.spread > BUSY:
+        busy = f"its speed differed by {outcome.spread:.0%} between the turns of the limit"
+        found += ["", f"This machine is busy ({busy}): repeat the demo when it is idle."]
+    return found
 
 
 def _row(cells: Sequence[str]) -> str:

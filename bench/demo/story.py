@@ -91,6 +91,7 @@ class Outcome:
     equal: Phase
     phases: tuple[Phase, ...]
     limits: tuple[Limit, ...]
+    spread: float  # of the machine's speed between the turns in which the limit was measured
     difference: float  # of parameters, as a part of what training moved them by
     losses: tuple[float, float]  # of the run, and of one process on the same samples
     num_steps: int  # of both
@@ -141,7 +142,8 @@ def play(story: Story, folder: Path, screen: Screen, *, quotas: bool) -> Outcome
         each = ", ".join(f"{own:g}" for own in story.cores)
         how = f"sleeping ({cores.refused})" if cores.refused else "CPU quotas"
         screen.say(f"Three workers with {each} cores, by {how}, train a CNN on")
-        screen.say(f"Fashion-MNIST, {story.batch} images a step ({ORIGIN.partition(';')[0]}).")
+        images = "random images of its size" if ORIGIN.startswith("random") else "its images"
+        screen.say(f"Fashion-MNIST ({images}), {story.batch:,} a step.")
         screen.say()
         screen.wait("measuring each worker by itself, for the limit")
         alone = Alone(story.cores, story.batch, story.samples, cores, cleanup)
@@ -154,7 +156,7 @@ def play(story: Story, folder: Path, screen: Screen, *, quotas: bool) -> Outcome
     found = phases(journal, (slowed,), first=1)
     if len(found) != len(story.clusters):
         raise DemoError(f"the run has {len(found)} phases, expected {len(story.clusters)}")
-    limits = tuple(map(alone.limit, story.clusters, found))
+    limits = tuple(alone.limits(story.clusters, found))
     screen.wait("training in one process, on the same samples in the same order")
     many = torch.load(folder / "evenstep" / SAVED)
     one = _train_in_one_process(story, folder, many["epochs"], quotas=quotas)
@@ -163,6 +165,7 @@ def play(story: Story, folder: Path, screen: Screen, *, quotas: bool) -> Outcome
         equal=equal,
         phases=tuple(found),
         limits=limits,
+        spread=alone.spread,
         difference=_distance(many["end"], one["end"]) / _distance(one["start"], one["end"]),
         losses=(many["loss"], one["loss"]),
         num_steps=many["epochs"] * story.epoch,

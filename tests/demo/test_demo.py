@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -107,6 +108,7 @@ def test_the_part_of_the_limit_counts_settled_steps_and_all_steps_apart() -> Non
 
     limit = Limit(shares=(1, 2, 3), compute_s=0.9, exposed_s=0.1, batch=6)
     outcome = Outcome(
+        spread=0.04,
         equal=phase(40.0, 4.0),
         phases=(phase(20.0, 1.25),) * 4,
         limits=(limit,) * 4,
@@ -122,3 +124,9 @@ def test_the_part_of_the_limit_counts_settled_steps_and_all_steps_apart() -> Non
     assert "80% once shares have settled, 50% with all steps" in text
     assert "0.25 s for the loss, 0.25 s for the join" in text
     assert max(map(len, text.splitlines())) <= 80
+    assert "busy" not in text
+    busy = lines(FULL, replace(outcome, spread=0.12))
+    assert busy[-1] == (
+        "This machine is busy (its speed differed by 12% between the turns of the limit): "
+        "repeat the demo when it is idle."
+    )

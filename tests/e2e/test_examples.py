@@ -125,11 +125,11 @@ def test_images_are_read_from_the_given_folder(
     assert values[-1] < values[0]
 
 
-def test_generated_images_are_labelled_as_made_up(
+def test_generated_images_are_labelled_as_random(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_alone("cifar_resnet", ["--epochs", "1", "--limit", "32", "--batch", "16"], monkeypatch)
-    assert "32 images, made up" in capsys.readouterr().out
+    assert "32 images, random" in capsys.readouterr().out
 
 
 def test_a_text_is_read_from_the_given_file(
