@@ -4,7 +4,8 @@
     python -m bench.picture runs/demo
 
 Bars are steps as the journals of the demo's runs have them, before one of its workers is slowed
-down. Steps that were recorded as the mean of several are drawn as that many equal ones.
+down. Steps that were recorded as the mean of several are drawn as that many equal ones; the last one
+is cut off where the others end.
 """
 
 from __future__ import annotations
@@ -51,8 +52,11 @@ def steps_until(journal: Path, last_step: int) -> list[Drawn]:
 
 
 def panel(title: str, steps: Sequence[Drawn], seconds: float, y: float) -> Markup:
-    """A row of bars for each worker: computing, then waiting for the slowest."""
-    scale, begin_s = WIDTH / seconds, steps[0].begin_s
+    """A row of bars for each worker: computing, then waiting for the slowest.
+
+    A step that goes on after `seconds` is cut off there.
+    """
+    scale, begin_s, end_x = WIDTH / seconds, steps[0].begin_s, LEFT + WIDTH
     num_workers = len(steps[0].reports)
     parts = [element("text", title, x=LEFT, y=y - 14, font_size=15, cls="strong")]
     for i, report in enumerate(sorted(steps[-1].reports, key=lambda r: r.worker)):
@@ -62,7 +66,8 @@ def panel(title: str, steps: Sequence[Drawn], seconds: float, y: float) -> Marku
             element("text", label, x=LEFT - 12, y=top + 17, font_size=13, text_anchor="end")
         )
     for step in steps:
-        x, whole = LEFT + (step.begin_s - begin_s) * scale, step.seconds * scale - 1.5
+        x = LEFT + (step.begin_s - begin_s) * scale
+        whole = min(step.seconds * scale - 1.5, end_x - x)
         for i, report in enumerate(sorted(step.reports, key=lambda r: r.worker)):
             bar = {"y": y + i * ROW, "height": ROW - 9, "rx": 2}
             work = min(report.compute_s * scale, whole)
@@ -83,7 +88,11 @@ def main() -> None:
     seconds = sum(step.seconds for step in equal)
     even = steps_until(folder / "evenstep" / "run" / JOURNAL, FULL.slow - 1)
     end_s = even[-1].begin_s + even[-1].seconds
-    even = [step for step in even if step.begin_s >= end_s - seconds]
+    first = max(i for i, step in enumerate(even) if step.begin_s <= end_s - seconds)
+    until_s = even[first].begin_s + seconds
+    even = [step for step in even[first:] if step.begin_s < until_s - 1e-6]
+    is_cut = even[-1].begin_s + even[-1].seconds > until_s + 1e-6
+    num_even = f"{len(even) - is_cut} steps" + (" and part of another" if is_cut else "")
     num_rows = len(even[0].reports)
     second = TOP + num_rows * ROW + GAP
     height = second + num_rows * ROW + 40
@@ -94,7 +103,7 @@ def main() -> None:
         element("style", Markup(standalone_stylesheet())),
         element("rect", width="100%", height="100%", cls="f-paper"),
         panel(f"Equal shares: {len(equal)} steps", equal, seconds, TOP),
-        panel(f"evenstep: {len(even)} steps in the same time", even, seconds, second),
+        panel(f"evenstep: {num_even} in the same time", even, seconds, second),
         element("text", legend, x=LEFT, y=height - 12, font_size=12, cls="soft"),
         xmlns="http://www.w3.org/2000/svg",
         cls="es",
@@ -104,7 +113,7 @@ def main() -> None:
         aria_label="Steps of three uneven workers: with equal shares two wait for the slowest",
     )
     OUT.write_text(f"{svg}\n", encoding="utf-8")
-    print(f"{OUT}: {len(equal)} steps with equal shares, {len(even)} with evenstep")
+    print(f"{OUT}: {len(equal)} steps with equal shares, {num_even} with evenstep")
 
 
 if __name__ == "__main__":
