@@ -4,8 +4,8 @@
     python -m bench.picture runs/demo
 
 Bars are steps as the journals of the demo's runs have them, before one of its workers is slowed
-down. Steps that were recorded as the mean of several are drawn as that many equal ones; the last one
-is cut off where the others end.
+down. Steps that were recorded as the mean of several are drawn as that many equal ones; the last
+one is cut off where the axis ends.
 """
 
 from __future__ import annotations
