@@ -1,4 +1,4 @@
-"""Requests to stop: signals, of which two may be one request, and output that nobody reads."""
+"""Stop requests: signals, debounced, and output whose reader is gone."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def piped_outputs() -> list[int]:
-    """The standard output and error, as far as they are pipes whose reader may go."""
+    """Those of standard output and error that are pipes, whose reader may close them."""
     return [fd for fd in (1, 2) if stat.S_ISFIFO(os.fstat(fd).st_mode)]
 
 
 def discard_output(*fds: int) -> None:
-    """Send what is written from now on to nowhere."""
+    """Redirect these file descriptors to /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in fds:
         os.dup2(nowhere, fd)
@@ -35,13 +35,13 @@ def discard_output(*fds: int) -> None:
 
 
 def echo(text: str) -> None:
-    """Print to standard error, if that is still possible: a terminal may have been closed."""
+    """Print to standard error; a closed terminal is no error."""
     with suppress(OSError):
         click.echo(text, err=True)
 
 
 def discard_unwritable() -> None:
-    """Let output that cannot be written, as to a closed terminal, not change the exit code."""
+    """Drop output that cannot be written, as to a closed terminal: it must not fail the exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -50,7 +50,7 @@ def discard_unwritable() -> None:
 
 
 class StopRequests:
-    """Counts requests to stop; signals within DEBOUNCE_S of a counted one do not count.
+    """Counts stop requests; ignores signals within DEBOUNCE_S of the last one counted.
 
     `timeout` and terminals signal both a process and its group, so the process gets two signals.
     """

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from evenstep.config import Settings
-from evenstep.observe.tally import Tally, Totals
+from evenstep.observe.tally import Tally, Totals, kind_of
 
 
 def overview(
@@ -24,7 +24,10 @@ def overview(
         ),
         "part_of_limit": now.part_of_limit if now else 0.0,
         "speedup": now.speedup if now else 0.0,
-        "decisions": [asdict(decision) for decision in tally.decisions],
+        "decisions": [
+            {"at_s": at_s, "kind": kind_of(action), "reason": action.reason}
+            for at_s, action in tally.decisions
+        ],
         "totals": asdict(totals),
     }
 

@@ -30,15 +30,6 @@ MAX_DECISIONS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """One decision of the brain."""
-
-    at_s: float
-    kind: str  # plan, regroup, launch, drain or pause
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """A run so far."""
 
@@ -95,9 +86,9 @@ class Tally:
     """Follows a run: `add` takes every record, as it is in the journal."""
 
     def __init__(self) -> None:
-        self.decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
+        self.decisions: deque[tuple[float, AnyAction]] = deque(maxlen=MAX_DECISIONS)  # since when
         self.estimate: Estimate | None = None  # the newest
-        self._parts = 0.0, 0.0, 0.0, 0.0  # its own, for a step's totals
+        self._parts = 0.0, 0.0, 0.0, 0.0  # of the estimate, as weights of a step's seconds
         self.position = 0  # samples of the job consumed so far
         self._began_s: float | None = None
         self._last_s = self._trained_s = self._cost = self._price_per_s = 0.0
@@ -159,8 +150,7 @@ class Tally:
         self._last_s = max(self._last_s, at_s)
         for action in actions:
             if isinstance(action, Plan | Regroup | Launch | Drain | Pause):
-                kind = type(action).__name__.lower()
-                self.decisions.append(Decision(at_s=at_s, kind=kind, reason=action.reason))
+                self.decisions.append((at_s, action))
             if isinstance(action, Regroup):
                 self._num_rosters += 1
                 self._generation = action.generation
@@ -187,8 +177,14 @@ class Tally:
         )
 
 
+def kind_of(action: AnyAction) -> str:
+    """What people call it: plan, regroup, launch, drain, pause or stay."""
+    return type(action).__name__.lower()
+
+
 def _parts(now: Estimate) -> tuple[float, float, float, float]:
-    """Of a second of training: for the limit, for equal shares, waited, and waited with those."""
+    """Seconds per second of training: what the limit would take, what equal shares would take, the
+    mean wait of a worker, and its mean wait with equal shares."""
     return (
         now.part_of_limit,
         now.speedup,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from evenstep.errors import EvenstepError, JournalError
 from evenstep.observe.block import slowest
 from evenstep.observe.history import History
-from evenstep.observe.history.decisions import PastDecision
+from evenstep.observe.history.decisions import Decision
 from evenstep.observe.pictures import PICTURES, View
 from evenstep.observe.pictures.choose import colour
 from evenstep.observe.pictures.labels import margin
@@ -242,7 +242,7 @@ def _has_lines(journal: Path) -> bool:
         return False
 
 
-def _newest(decisions: Sequence[PastDecision]) -> list[dict[str, Any]]:
+def _newest(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
     """The last decisions, oldest first; of plans one after the other the last, with their number.
 
     Else a few plans would hide that a worker was lost.
@@ -258,7 +258,7 @@ def _newest(decisions: Sequence[PastDecision]) -> list[dict[str, Any]]:
     return found[::-1]
 
 
-def _row(decision: PastDecision) -> dict[str, Any]:
+def _row(decision: Decision) -> dict[str, Any]:
     row = asdict(decision)
     for name in ("workers", "before", "after"):
         row.pop(name)

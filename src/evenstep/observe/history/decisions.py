@@ -6,6 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from operator import attrgetter
 
+from evenstep.observe.tally import kind_of
 from evenstep.types import (
     AnyAction,
     AnyEvent,
@@ -29,7 +30,7 @@ MAX_KEPT = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastDecision:
+class Decision:
     """One action of the brain, with the event that it was decided on."""
 
     index: int  # its number in the run, from 0
@@ -43,17 +44,12 @@ class PastDecision:
     before: tuple[int, ...] = ()  # the shares of `workers` before a plan; 0 if it had none
     after: tuple[int, ...] = ()
 
-    @property
-    def is_new_roster(self) -> bool:
-        """Whether the roster, and not only the shares, changed."""
-        return self.kind in ("regroup", "pause")
-
 
 class Decisions:
     """Follows the decisions, record by record."""
 
     def __init__(self) -> None:
-        self.kept: list[PastDecision] = []
+        self.kept: list[Decision] = []
         self.num = 0  # in all
         self._shares: dict[WorkerId, int] = {}
         self._step, self._generation = -1, 0
@@ -63,13 +59,13 @@ class Decisions:
         """Plans that are not kept, to save memory."""
         return self.num - len(self.kept)
 
-    def get(self, index: int) -> PastDecision | None:
+    def get(self, index: int) -> Decision | None:
         """The decision with a number; None if there is none, or it was dropped."""
         at = bisect_left(self.kept, index, key=attrgetter("index"))
         found = self.kept[at] if at < len(self.kept) else None
         return found if found is not None and found.index == index else None
 
-    def between(self, begin_s: float, end_s: float) -> list[PastDecision]:
+    def between(self, begin_s: float, end_s: float) -> list[Decision]:
         """Those at a time from `begin_s` to `end_s`."""
         first = bisect_left(self.kept, begin_s, key=attrgetter("at_s"))
         return [d for d in self.kept[first:] if d.at_s <= end_s]
@@ -101,10 +97,10 @@ class Decisions:
             case Launch(num_workers=num, kind=kind):
                 event = f"{event}; launch {num}" + (f" of kind {kind}" if kind else "")
         self.kept.append(
-            PastDecision(
+            Decision(
                 index=self.num,
                 at_s=at_s,
-                kind=type(action).__name__.lower(),
+                kind=kind_of(action),
                 reason=action.reason,
                 event=event,
                 step=self._step,

@@ -19,7 +19,7 @@ from evenstep.config import Settings
 from evenstep.decide.learning_rate import GradientNoise, observe_noise, step_noise
 from evenstep.errors import JournalError
 from evenstep.journal import Record
-from evenstep.observe.history.decisions import Decisions, PastDecision, happened
+from evenstep.observe.history.decisions import Decision, Decisions, happened
 from evenstep.observe.history.lines import JournalLines, LeanRecord, LeanStep, Row
 from evenstep.observe.history.roster import RosterTimes
 from evenstep.observe.history.stretch import CELL, COMPUTE, PACE, WAIT, Stretch
@@ -157,7 +157,7 @@ class History:
         sizes = np.diff(np.append(starts, len(rows)))
         return np.asarray(np.add.reduceat(rows, starts) / sizes[:, None])
 
-    def numbers(self, decision: PastDecision) -> list[dict[str, Any]]:
+    def numbers(self, decision: Decision) -> list[dict[str, Any]]:
         """For each worker, what a decision was made on: its last step before, forecasts, shares."""
         behind: dict[WorkerId, dict[str, float | None]] = {}
         parts = [s for s in self._stretches if s.first_s <= decision.at_s]

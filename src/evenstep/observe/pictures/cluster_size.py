@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from evenstep.observe.history import History
-from evenstep.observe.history.decisions import PastDecision
+from evenstep.observe.history.decisions import Decision
 from evenstep.observe.pictures.layers import shade, steps
 from evenstep.observe.pictures.plot import (
     Axes,
@@ -60,10 +60,10 @@ def _size_at(sizes: list[tuple[float, int]], at_s: float) -> int:
     return next((n for at, n in reversed(sizes) if at <= at_s), 0)
 
 
-def _spread(decisions: list[PastDecision], view: View) -> list[PastDecision]:
+def _spread(decisions: list[Decision], view: View) -> list[Decision]:
     """Of those too close to tell apart, one; never without a launch, drain or pause."""
     gap_s = 5.0 / view.width * (view.end_s - view.begin_s)
-    kept: list[PastDecision] = []
+    kept: list[Decision] = []
     for decision in decisions:
         near = bool(kept) and decision.at_s - kept[-1].at_s < gap_s
         if not near or decision.kind != "stay":
@@ -71,7 +71,7 @@ def _spread(decisions: list[PastDecision], view: View) -> list[PastDecision]:
     return kept
 
 
-def _decision(decision: PastDecision, size: int, view: View) -> Layer:
+def _decision(decision: Decision, size: int, view: View) -> Layer:
     shape, cls, _ = KINDS[decision.kind]
 
     def draw(axes: Axes) -> Markup:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from evenstep.observe.history.decisions import PastDecision
+from evenstep.observe.history.decisions import Decision
 from evenstep.observe.pictures import theme
 from evenstep.observe.pictures.labels import CHAR, LEFT, num_characters, shortened
 from evenstep.observe.pictures.svg import Markup, element, join, number
@@ -106,7 +106,7 @@ class Plot:
     rows: Sequence[tuple[str, str]] = ()  # instead of a scale: labels, with figures
     keys: Sequence[Key] = ()
     note: str = ""
-    decisions: Sequence[PastDecision] = ()
+    decisions: Sequence[Decision] = ()
     series: Sequence[Series] = field(default=())
 
     def readout(self) -> list[dict[str, Any]]:
@@ -299,7 +299,7 @@ def _time_ticks(axes: Axes) -> tuple[list[float], str]:
     return time_ticks(axes.begin_s, axes.end_s, 2)
 
 
-def _marks(decisions: Sequence[PastDecision], axes: Axes, view: View, top: float) -> Markup:
+def _marks(decisions: Sequence[Decision], axes: Axes, view: View, top: float) -> Markup:
     """A mark above the plot area for each decision; where plans are too close, for some of them."""
     parts, last = [], -MIN_MARK_GAP
     for decision in decisions:
@@ -324,7 +324,7 @@ def _marks(decisions: Sequence[PastDecision], axes: Axes, view: View, top: float
     return join(parts)
 
 
-def decision_mark(view: View, decision: PastDecision, *inside: Markup) -> Markup:
+def decision_mark(view: View, decision: Decision, *inside: Markup) -> Markup:
     """A mark that a script finds by its number, and that may be a link."""
     label = f"{decision.kind}: {decision.reason}"
     about = {"cls": f"decision {decision.kind}", "data_decision": decision.index}

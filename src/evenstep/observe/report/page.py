@@ -11,7 +11,7 @@ from msgspec import to_builtins
 from evenstep import __version__
 from evenstep.observe.block import duration
 from evenstep.observe.history import History
-from evenstep.observe.history.decisions import PastDecision
+from evenstep.observe.history.decisions import Decision
 from evenstep.observe.pictures import PICTURES, Picture, View, draw_alike, stylesheet, whole
 from evenstep.observe.pictures.svg import Markup, element, join
 from evenstep.observe.pictures.ticks import seconds
@@ -168,11 +168,11 @@ def _decision_table(run: int, history: History, several: bool) -> Markup:
     return _section(title, element("p", note, cls="soft") if note else "", _scrolled(body))
 
 
-def _at(decision: PastDecision) -> str:
+def _at(decision: Decision) -> str:
     return f"{decision.at_s:.2f} s" if decision.at_s < 100 else duration(decision.at_s)
 
 
-def _shares(decision: PastDecision) -> Markup:
+def _shares(decision: Decision) -> Markup:
     """What a plan changed."""
     rows = zip(decision.workers, decision.before, decision.after, strict=False)
     moved = [f"{w} {a} → {b}" for w, a, b in rows if a != b]

@@ -12,7 +12,7 @@ from msgspec import to_builtins
 
 from evenstep import __version__
 from evenstep.observe.history import History
-from evenstep.observe.history.decisions import PastDecision
+from evenstep.observe.history.decisions import Decision
 from evenstep.observe.history.roster import Presence
 from evenstep.observe.pictures import PICTURES, whole
 from evenstep.types import WorkerId
@@ -80,7 +80,10 @@ def workers(history: History) -> list[dict[str, Any]]:
 
 
 def _until_next(presences: Sequence[Presence]) -> list[tuple[Presence, float]]:
-    """Each with the time at which its worker joins again: its last step may come after its end."""
+    """Pair each presence with the time of its worker's next join, inf if it does not rejoin.
+
+    A worker's last step may be recorded after the presence has ended.
+    """
     until_s: dict[WorkerId, float] = {}
     found = []
     for presence in reversed(presences):
@@ -89,7 +92,7 @@ def _until_next(presences: Sequence[Presence]) -> list[tuple[Presence, float]]:
     return found[::-1]
 
 
-def decision(of: PastDecision) -> dict[str, Any]:
+def decision(of: Decision) -> dict[str, Any]:
     """One decision, with the shares that it changed."""
     return {
         "index": of.index,

@@ -1,4 +1,4 @@
-"""What sinks get of a run without a coordinator: the planner's thread sees every step."""
+"""Feeds the sinks of a run without a coordinator, from the planner's thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("evenstep")
 
 
 class LocalFigures:
-    """Follows the engine of a fixed roster, and offers its figures to the sinks."""
+    """Tallies the decisions of a fixed roster's engine, and offers figures to the sinks."""
 
     def __init__(
         self, sinks: SinkFeed, epoch_samples: int = 0, num_epochs: Callable[[], int] = lambda: 0
@@ -34,11 +34,11 @@ class LocalFigures:
         self._next_s = 0.0
 
     def follow(self, engine: Engine) -> None:
-        """From now on, `add` is told of what it decides on."""
+        """Have the engine keep its newest record, which `add` reads."""
         engine.is_watched = engine.is_watched or bool(self._sinks)
 
     def add(self, engine: Engine) -> None:
-        """The engine has decided on one more event."""
+        """Tally the engine's newest record; call it after each event."""
         if not self._sinks or engine.newest is None:
             return
         with self._harmless():
@@ -52,7 +52,7 @@ class LocalFigures:
                     self._next_s = record.at_s + EVERY_S
 
     def offer_last(self) -> None:
-        """Training is over: what was not offered yet."""
+        """Training is over: offer the steps since the last offer."""
         with self._harmless():
             self._offer()
 
@@ -63,7 +63,7 @@ class LocalFigures:
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:
-        """A mistake in here is no reason to stop planning."""
+        """Log an exception and drop the sinks: planning must go on."""
         try:
             yield
         except Exception:
