@@ -156,7 +156,7 @@ def test_a_killed_drain_is_replaced_and_the_worker_does_not_notice(tmp_path: Pat
         ends.launcher.launch(ONE)
         output = ends.launcher._running["w0"].output
         assert output is not None
-        await asyncio.to_thread(go.write_text, f"{output.drain_pid}\n")
+        await asyncio.to_thread(go.write_text, f"{output._drain.pid}\n")
         assert await ends.launcher.wait()
         assert [(worker, code) for worker, code, _ in ends.ended] == [("w0", 0)]
         assert (tmp_path / "w0.log").read_text() == "x" * 3_000_000 + "\n"

@@ -77,9 +77,9 @@ def test_the_drain_outlives_its_parent_and_signals_and_ends_with_the_worker(tmp_
     while not (tmp_path / "w0.log").exists():
         assert not output.poll()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        os.kill(output.drain_pid, number)
+        os.kill(output._drain.pid, number)
     os.write(output.write_end, b"two\n")
-    assert os.getsid(output.drain_pid) == output.drain_pid
+    assert os.getsid(output._drain.pid) == output._drain.pid
     os.close(output.write_end)
     until_drained(output)
     assert (tmp_path / "w0.log").read_text() == "one\ntwo\n"
@@ -89,7 +89,7 @@ def test_the_drain_outlives_its_parent_and_signals_and_ends_with_the_worker(tmp_
 def test_a_script_prints_on_if_its_drain_is_killed(tmp_path: Path, parent_lives: bool) -> None:
     output = WorkerOutput(tmp_path / "w0.log")
     worker = start_printing(output)
-    os.kill(output.drain_pid, signal.SIGKILL)
+    os.kill(output._drain.pid, signal.SIGKILL)
     output.wait()
     if not parent_lives:
         output.close()
@@ -115,9 +115,9 @@ def test_output_that_was_lost_is_counted(tmp_path: Path) -> None:
     while num_waiting[0]:
         assert not output.poll()
         fcntl.ioctl(output.write_end, termios.FIONREAD, num_waiting)
-    os.kill(output.drain_pid, signal.SIGSTOP)  # it may be about to open the log
-    os.waitpid(output.drain_pid, os.WUNTRACED)
-    os.kill(output.drain_pid, signal.SIGCONT)
+    os.kill(output._drain.pid, signal.SIGSTOP)  # it may be about to open the log
+    os.waitpid(output._drain.pid, os.WUNTRACED)
+    os.kill(output._drain.pid, signal.SIGCONT)
     os.write(output.write_end, b"y")
     while fcntl.ioctl(output.write_end, termios.FIONREAD, num_waiting) or num_waiting[0]:
         assert not output.poll()

@@ -23,7 +23,7 @@ from evenstep.launch.local import worker_environment
 from evenstep.launch.logs import show_log
 from evenstep.strict import require_name
 
-ENDING = ("finishing", "stopping", "ended")  # states of a run that takes nobody in
+ENDING = ("finishing", "stopping", "ended")  # states in which a run admits no workers
 
 
 @click.command("join", context_settings={"allow_interspersed_args": False})

@@ -25,7 +25,7 @@ Status = Callable[[], Mapping[str, Any]]
 
 
 def log_above(console: ConsoleOutput) -> AbstractContextManager[None]:
-    """Meanwhile, log lines for the terminal on which a run is drawn go above it."""
+    """Print log lines above the live block meanwhile, if both go to one terminal."""
     both = console.is_terminal and sys.stderr.isatty()
     return log_through(console.say) if both else nullcontext()
 

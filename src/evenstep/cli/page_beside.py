@@ -31,7 +31,7 @@ def check_page() -> None:
 
 @asynccontextmanager
 async def page_beside(run: Path) -> AsyncIterator[None]:
-    """Meanwhile, a page of this run; its URL is logged. If there is none, the run goes on."""
+    """Serve a page of this run meanwhile, and log its URL. If it fails, the run goes on."""
     process = await _start(run)
     if process is None:
         yield

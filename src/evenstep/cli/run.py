@@ -315,7 +315,7 @@ def _worker_prices(texts: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
 
 
 def _check_settings(sets: tuple[str, ...], bounds: tuple[str, ...], *, resumed: bool) -> Settings:
-    """The settings of the command line, checked as far as they can be without the script."""
+    """Settings of the command line, validated without the values that only the script knows."""
     if sets and resumed:
         raise ConfigError(sets[0].partition("=")[0], "stays as the run's journal has it")
     # Placeholders for what only the script knows: its batch and the length of the job.

@@ -104,7 +104,7 @@ class WatchedRun:
                 status = {**status, "state": "no answer", "problems": [str(e)]}
 
     def last_words(self) -> list[str]:
-        """How the run ended, as far as that is known, and its totals."""
+        """How the run ended, if that is known, and its totals."""
         ending, history = self._ending(), self._history
         totals = history.totals if history is not None else Totals(**self._told["totals"])
         how = f"the run is over: {ending}" if ending else unanswered(self._run)

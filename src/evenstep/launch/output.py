@@ -41,10 +41,6 @@ class WorkerOutput:
         finally:
             os.close(write_only)
 
-    @property
-    def drain_pid(self) -> int:
-        return self._drain.pid
-
     def poll(self) -> bool:
         """Start another drain if somebody killed it. True: the output has ended and is in the log.
 

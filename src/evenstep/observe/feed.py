@@ -56,7 +56,7 @@ class SinkFeed:
         return [outlet.problem for outlet in self._outlets if outlet.problem]
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """Write what waits and close the sinks, leaving behind those that take longer than this."""
+        """Flush and close the sinks; abandon those that take longer than this."""
         for outlet in self._outlets:
             outlet.end()
         deadline_s = time.monotonic() + within_s

@@ -13,7 +13,7 @@ from evenstep.observe.tally import Tally, Totals, kind_of
 def overview(
     tally: Tally, settings: Settings | None, facts: Mapping[str, Any], samples_per_s: float
 ) -> dict[str, Any]:
-    """Progress, the newest estimate and decisions, and totals. `facts` are those of the loader."""
+    """Progress, the newest estimate and decisions, and totals. `facts`: reported by the loader."""
     totals, now = tally.totals, tally.estimate
     return {
         "progress": _progress(

@@ -71,7 +71,7 @@ class Feed:
             for task in self._looking:
                 task.cancel()
             self._looking.clear()
-            self._news.clear()  # it will be old when somebody comes back
+            self._news.clear()  # it would be stale for the next viewer
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """What to send to a viewer: at first what is known, then what changes."""
@@ -103,8 +103,8 @@ class Feed:
             await asyncio.sleep(every_s)
 
     async def _looked(self, topic: str, look: Look) -> Mapping[str, Any]:
-        """What a look sees. It outlives its viewer, and the next one waits for it: a journal may
-        take long to read, and page after page that is reloaded would take up all threads."""
+        """Result of a look, shared: a journal may take long to read, and if each reload of a page
+        started another look, they would take up all threads."""
         newest = self._looks.get(topic)
         if newest is None or newest.done():
             newest = self._looks[topic] = asyncio.create_task(asyncio.to_thread(look))

@@ -1,4 +1,4 @@
-"""The status of a run that has no coordinator to ask, made from its journal.
+"""The status of a run without a coordinator, made from its journal.
 
 It has the fields of a coordinator's status, so that the page shows both alike.
 """
@@ -13,13 +13,13 @@ from evenstep.observe.overview import overview
 from evenstep.observe.tally import Tally
 
 LAST_S = 1.0
-"""Where the last step is looked for first, before the end of the run."""
+"""How far back from the end of the run to look for the last step first."""
 
 
 def recorded_status(
     history: History | None, *, has_journal: bool, has_coordinator: bool, is_growing: bool
 ) -> dict[str, Any]:
-    """The newest state that a journal has. `has_coordinator`: there was one."""
+    """The newest state in a journal. `has_coordinator`: its run has, or had, one."""
     tally = history.tally if history is not None else Tally()
     settings = history.settings if history is not None else None
     facts = dict(history.about.get("facts", {})) if history is not None else {}

@@ -20,14 +20,14 @@ log = logging.getLogger("evenstep")
 MAX_CONNECTIONS = 100
 MAX_HEAD_BYTES = 16 * 1024
 REQUEST_S = 10.0
-"""For a whole request to arrive."""
+"""Deadline for a whole request to arrive."""
 
 STALLED_S = 30.0
-"""For a browser that reads nothing of what waits for it."""
+"""Deadline for a browser that does not read its responses."""
 
 
 class BoundedProtocol(H11Protocol):
-    """Hangs up on clients that dawdle, and on those beyond MAX_CONNECTIONS."""
+    """Closes connections of slow clients, and connections beyond MAX_CONNECTIONS."""
 
     _request_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None

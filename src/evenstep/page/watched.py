@@ -79,7 +79,7 @@ class Watched:
     # The journal.
 
     def follow(self) -> dict[str, Any]:
-        """Read what the journal has more; what of it there is to see."""
+        """Read new records of the journal; returns its span, number of steps and problem."""
         try:
             with self._reading:
                 self._read()
@@ -109,7 +109,7 @@ class Watched:
         else:
             with self._lock:
                 num_new = self._history.follow()
-            # Without viewers nobody follows: then what is new here may be long written.
+            # Nobody follows a journal without viewers: new to us may still be old.
             if num_new and (now_s - before_s < GROWING_S or self._age_s() < GROWING_S):
                 self._grew_s = now_s
         self._followed_s = now_s

@@ -66,7 +66,7 @@ class Decisions:
         return found if found is not None and found.index == index else None
 
     def between(self, begin_s: float, end_s: float) -> list[Decision]:
-        """Those at a time from `begin_s` to `end_s`."""
+        """The decisions taken from `begin_s` to `end_s`."""
         first = bisect_left(self.kept, begin_s, key=attrgetter("at_s"))
         return [d for d in self.kept[first:] if d.at_s <= end_s]
 

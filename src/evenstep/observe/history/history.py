@@ -37,7 +37,7 @@ JOURNAL = "journal.jsonl"
 
 
 class History:
-    """A run so far. `add` takes records while it trains; `read` and `follow` those of a journal."""
+    """A run so far: `add` appends records, `read` and `follow` take them from a journal."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class History:
         """The run of a journal, or of a run's folder, as far as it is written.
 
         Raises JournalError if that is no journal, or of a version that this one does not read.
-        What else is wrong is in `problems`.
+        Other faults are listed in `problems`.
         """
         history = cls.open(path, max_cells=max_cells)
         history.follow()
@@ -88,7 +88,7 @@ class History:
         return self._lines.bytes_read if self._lines is not None else (0, 0)
 
     def follow(self) -> int:
-        """Read what the journal has more since; the number of new records."""
+        """Read the records added since; returns how many."""
         num, lines = 0, self._lines
         if lines is None:
             return 0
@@ -108,7 +108,7 @@ class History:
 
     @property
     def problems(self) -> list[str]:
-        """What people should know of what they see."""
+        """Why the history is incomplete, for people."""
         found = []
         if self._lines is not None and self._lines.problem:
             found.append(self._lines.problem)

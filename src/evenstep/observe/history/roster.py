@@ -1,4 +1,4 @@
-"""Who was in a run, from when to when, and what happened to them."""
+"""When each worker joined and ended, and what happened to it in between."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RosterTimes:
 
     @property
     def num_workers(self) -> int:
-        """That are there now."""
+        """Workers in the roster now."""
         return len(self._there)
 
     def add(self, at_s: float, event: AnyEvent) -> None:

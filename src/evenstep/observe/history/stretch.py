@@ -112,7 +112,7 @@ class Stretch:
 
 
 def merged(rows: FloatArray, cells: Cells, starts: NDArray[np.int64]) -> tuple[FloatArray, Cells]:
-    """One row for those from each start to the next: totals, extremes, and means over steps."""
+    """Merge the rows from each start to the next: totals, extremes, and means over steps."""
     if not len(starts):
         return rows[:0], cells[:0]
     ends = np.append(starts[1:], len(rows)) - 1
@@ -135,7 +135,7 @@ def merged(rows: FloatArray, cells: Cells, starts: NDArray[np.int64]) -> tuple[F
 def _mean(
     values: NDArray[np.floating], weight: FloatArray, starts: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Weighted means of what is known; NaN where nothing is."""
+    """Weighted means of the finite values; NaN where there are none."""
     known = np.isfinite(values)
     if known.all():
         totals = np.add.reduceat(values * weight, starts, axis=0, dtype=np.float64)

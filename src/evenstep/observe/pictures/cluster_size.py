@@ -61,7 +61,7 @@ def _size_at(sizes: list[tuple[float, int]], at_s: float) -> int:
 
 
 def _spread(decisions: list[Decision], view: View) -> list[Decision]:
-    """Of those too close to tell apart, one; never without a launch, drain or pause."""
+    """Drop `stay` decisions that would overlap the mark before; keep all other kinds."""
     gap_s = 5.0 / view.width * (view.end_s - view.begin_s)
     kept: list[Decision] = []
     for decision in decisions:

@@ -1,4 +1,4 @@
-"""What is drawn between the axes: lines, bands and stacks, broken where nobody trained."""
+"""Layers of a plot area: lines, bands and stacks, interrupted where no steps were made."""
 
 from __future__ import annotations
 

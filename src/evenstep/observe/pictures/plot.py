@@ -1,4 +1,4 @@
-"""A picture before it is drawn: axes, layers, legend, and the numbers in it.
+"""Plots: axes, layers, legend and data series, and how they are drawn as SVG.
 
 Every picture has the run's time as its horizontal axis, so that one zoom serves all.
 """
@@ -30,7 +30,7 @@ MIN_MARK_GAP = 4.0  # pixels between two marks of plans
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What is wanted of a picture: the time from `begin_s` to `end_s`, on so many pixels."""
+    """The requested time span, and the size of the picture in pixels."""
 
     begin_s: float
     end_s: float
@@ -95,7 +95,7 @@ Layer = Callable[[Axes], Markup]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """All that a picture shows. Its plot area is `height` pixels high."""
+    """Contents of a picture. Its plot area is `height` pixels high."""
 
     layers: Sequence[Layer]
     height: float = 180.0

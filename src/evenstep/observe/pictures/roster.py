@@ -57,7 +57,7 @@ def _is_in(presence: Presence, view: View) -> bool:
 
 
 def _rows(history: History, there: list[Presence]) -> dict[WorkerId, int]:
-    """The row of each worker; of very many, those that something happened to first."""
+    """Assign rows to workers; of too many, keep those with joins, ends or marks first."""
     workers = dict.fromkeys(p.worker for p in there)
     if len(workers) > MAX_ROWS:
         busy = _busy(history, there)
@@ -68,7 +68,7 @@ def _rows(history: History, there: list[Presence]) -> dict[WorkerId, int]:
 
 
 def _busy(history: History, there: list[Presence]) -> set[WorkerId]:
-    """Workers that something happened to."""
+    """Workers with a later join, an end or a mark."""
     begin_s = history.span[0]
     busy = {p.worker for p in there if p.begin_s > begin_s or p.end_s is not None}
     return busy | {mark.worker for mark in history.roster.marks}

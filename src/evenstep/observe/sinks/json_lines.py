@@ -15,7 +15,7 @@ FIRST = b'{"unix_s":'
 
 
 class JsonLines:
-    """Appends to a file; a run that is resumed goes on where its lines end."""
+    """Appends to a file; a resumed run continues it."""
 
     def __init__(self, target: str) -> None:
         if not target:

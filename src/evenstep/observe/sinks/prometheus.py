@@ -39,7 +39,7 @@ class PrometheusFile:
         self._replace("")
 
     def write(self, unix_s: float, step: int, figures: Mapping[str, float]) -> None:
-        """The newest figures; a reader sees those or the ones before, never a half of each."""
+        """Replace the file atomically: readers see old or new figures, never a mix."""
         self._replace("".join(_lines(figures)))
 
     def _replace(self, text: str) -> None:
