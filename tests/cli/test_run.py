@@ -141,6 +141,8 @@ def test_a_run_trains_to_the_end(runs: Runs, run: Path) -> None:
     assert (run / "token").read_text().strip() not in done.stdout + done.stderr
     assert generations(run) == [1]
     assert workers_of(run) == []
+    assert f"  journal       {run}/journal.jsonl\n" in done.stderr
+    assert f"  report        `evenstep report {run}` writes {run}/report.html\n" in done.stderr
 
 
 def test_by_default_the_folder_is_named_after_time_and_script(runs: Runs) -> None:

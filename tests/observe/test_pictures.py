@@ -288,3 +288,13 @@ def test_a_phone_has_at_least_four_labels_on_its_time_axis(length_s: float) -> N
     assert len(labels) >= 4
     for (x, text), (next_x, next_text) in pairwise(labels):
         assert next_x - x > 5.5 * (len(text) + len(next_text)) / 2
+
+
+def test_times_are_counted_from_the_beginning_of_the_run() -> None:
+    begun = history_of([Record(at_s=r.at_s + 1000.0, event=r.event) for r in random_records(3, 9)])
+    first_s, last_s = begun.span
+    for one in PICTURES:
+        if svg := one.draw(begun, whole(begun)):
+            labels = re.findall(r'text-anchor="middle"[^>]*>([\d.]+)<', svg)
+            assert float(labels[0]) == 0.0
+            assert float(labels[-1]) <= last_s - first_s

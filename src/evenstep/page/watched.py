@@ -124,7 +124,8 @@ class Watched:
                 return {"svg": "", "readout": []}
             begin_s, end_s = self._within(window)
             left = margin(self._history.workers)
-            view = View(begin_s=begin_s, end_s=end_s, width=width, left=left)
+            zero_s = self._history.span[0]
+            view = View(begin_s=begin_s, end_s=end_s, width=width, left=left, zero_s=zero_s)
             plot = wanted.plot(self._history, view)
         if plot is None:
             return {"svg": "", "readout": []}
@@ -140,6 +141,7 @@ class Watched:
                 return None
             return {
                 **_row(found),
+                "began_s": history.span[0],
                 "num_decisions": history.decisions.num,
                 "numbers": [
                     {name: _finite(value) for name, value in row.items()}
@@ -186,6 +188,7 @@ class Watched:
             "run": self.name,
             "reading": self._bytes_read(),
             "slowest": slow["worker"] if slow is not None else "",
+            "began_s": history.span[0] if history is not None else 0.0,
             "newest": newest,
             "problems": [p for p in (*shown["problems"], self._unreadable, *problems) if p],
         }

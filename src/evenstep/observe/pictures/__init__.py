@@ -137,7 +137,8 @@ def picture(name: str) -> Picture:
 def whole(history: History, width: int = 760) -> View:
     """The whole run so far."""
     begin_s, end_s = history.span
-    return View(begin_s=begin_s, end_s=max(end_s, begin_s + 1e-3), width=width)
+    end_s = max(end_s, begin_s + 1e-3)
+    return View(begin_s=begin_s, end_s=end_s, width=width, zero_s=begin_s)
 
 
 __all__ = [

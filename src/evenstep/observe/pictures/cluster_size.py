@@ -16,6 +16,7 @@ from evenstep.observe.pictures.plot import (
     View,
     decision_mark,
     symbol,
+    told,
 )
 from evenstep.observe.pictures.svg import Markup, element
 from evenstep.observe.pictures.throughput import idle
@@ -75,7 +76,7 @@ def _decision(decision: Decision, size: int, view: View) -> Layer:
     shape, cls, _ = KINDS[decision.kind]
 
     def draw(axes: Axes) -> Markup:
-        title = f"{decision.kind} at {decision.at_s:.6g} s: {decision.reason}"
+        title = told(decision, view)
         mark = symbol(shape, axes.x(decision.at_s), axes.y(size), f"{cls} mark")
         return decision_mark(view, decision, element("title", title), mark)
 

@@ -37,6 +37,7 @@ class View:
     width: int = 760
     top: float | None = None  # of the vertical axis, to compare pictures; None: as needed
     left: float = LEFT  # of the plot area: the same in all pictures, for one time axis
+    zero_s: float = 0.0  # what is written as 0: the beginning of the run, by its clock
     links: str = ""  # marks of decisions are links to this, with their number
 
     @property
@@ -76,6 +77,7 @@ class Axes:
     top: float
     bottom: float = 0.0
     is_log: bool = False
+    zero_s: float = 0.0
 
     def x(self, at_s: float) -> float:
         """Pixels from the left edge of the plot area."""
@@ -140,6 +142,7 @@ def drawn(
         top=top_value,
         bottom=plot.bottom,
         is_log=plot.is_log,
+        zero_s=view.zero_s,
     )
     notes = wrap(plot.note, width=int((max(view.width, 240) - left) / 5.8)) if plot.note else []
     height = top + plot.height + BOTTOM + 15.0 * len(notes) + (4.0 if notes else 0.0)
@@ -258,7 +261,7 @@ def _values(axes: Axes) -> list[float]:
 
 
 def _time_axis(axes: Axes, left: float, top: float) -> Markup:
-    times, unit = _time_ticks(axes)
+    times, unit = _time_ticks(axes)  # from zero_s on
     y = top + axes.height
     parts = [
         element(
@@ -266,7 +269,7 @@ def _time_axis(axes: Axes, left: float, top: float) -> Markup:
         )
     ]
     for at_s in times:
-        x = left + axes.x(at_s)
+        x = left + axes.x(axes.zero_s + at_s)
         parts.append(element("path", cls="line thin s-soft", d=f"M{number(x)} {number(y)}v4"))
         text = clock(at_s, unit)
         if x + SMALL_CHAR * (len(text) / 2 + len(unit)) + 4 > left + axes.width:
@@ -290,13 +293,14 @@ def _time_axis(axes: Axes, left: float, top: float) -> Markup:
 
 
 def _time_ticks(axes: Axes) -> tuple[list[float], str]:
-    """As many as have room for their labels, but no more than are of use."""
+    """Times since zero_s, as many as have room for their labels and are of use."""
+    begin_s, end_s = axes.begin_s - axes.zero_s, axes.end_s - axes.zero_s
     for most in range(max(NARROW_TICKS, int(axes.width // 80)), 2, -1):
-        times, unit = time_ticks(axes.begin_s, axes.end_s, most)
+        times, unit = time_ticks(begin_s, end_s, most)
         room = SMALL_CHAR * max((len(clock(at_s, unit)) for at_s in times), default=0) + 6.0
         if len(times) < 2 or axes.x(times[1]) - axes.x(times[0]) >= room:
             return times, unit
-    return time_ticks(axes.begin_s, axes.end_s, 2)
+    return time_ticks(begin_s, end_s, 2)
 
 
 def _marks(decisions: Sequence[Decision], axes: Axes, view: View, top: float) -> Markup:
@@ -312,7 +316,7 @@ def _marks(decisions: Sequence[Decision], axes: Axes, view: View, top: float) ->
             decision_mark(
                 view,
                 decision,
-                element("title", f"{decision.kind} at {decision.at_s:.6g} s: {decision.reason}"),
+                element("title", told(decision, view)),
                 element("path", cls="hit", d=f"M{number(x - 3)} {number(top)}h6v-14h-6z"),
                 element(
                     "path",
@@ -322,6 +326,11 @@ def _marks(decisions: Sequence[Decision], axes: Axes, view: View, top: float) ->
             )
         )
     return join(parts)
+
+
+def told(decision: Decision, view: View) -> str:
+    """A decision in a line."""
+    return f"{decision.kind} at {decision.at_s - view.zero_s:.6g} s: {decision.reason}"
 
 
 def decision_mark(view: View, decision: Decision, *inside: Markup) -> Markup:

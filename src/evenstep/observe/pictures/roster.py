@@ -29,7 +29,8 @@ def roster(history: History, view: View) -> Plot | None:
     layers: list[Layer] = [shade(idle(history, view), "f-idle")]
     for presence in shown:
         y = (rows[presence.worker] + 0.5) * height
-        layers.append(_bar(history, presence, y, height, joined=presence.begin_s > begin_s))
+        joined = presence.begin_s > begin_s
+        layers.append(_bar(history, presence, y, height, joined=joined, zero_s=view.zero_s))
     for mark in history.roster.marks:
         if mark.worker in rows and view.begin_s <= mark.at_s <= view.end_s:
             shape, cls = MARKS[mark.what]
@@ -74,12 +75,14 @@ def _busy(history: History, there: list[Presence]) -> set[WorkerId]:
     return busy | {mark.worker for mark in history.roster.marks}
 
 
-def _bar(history: History, presence: Presence, y: float, height: float, *, joined: bool) -> Layer:
+def _bar(
+    history: History, presence: Presence, y: float, height: float, *, joined: bool, zero_s: float
+) -> Layer:
     cls = f"f{colour(history, presence.worker)} band"
     end_s = history.ended_s if presence.end_s is None else presence.end_s
-    title = f"{presence.worker} ({presence.kind}): from {presence.begin_s:.4g} s"
+    title = f"{presence.worker} ({presence.kind}): from {presence.begin_s - zero_s:.4g} s"
     if presence.end:
-        title += f", {presence.end} at {end_s:.4g} s"
+        title += f", {presence.end} at {end_s - zero_s:.4g} s"
         title += f": {presence.cause}" if presence.cause else ""
 
     def draw(axes: Axes) -> Markup:

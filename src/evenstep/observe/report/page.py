@@ -120,15 +120,16 @@ def _view(i: int, history: History, width: int, longest_s: float) -> View:
 def _worker_table(history: History, several: bool) -> Markup:
     head = ["worker", "kind", "there", "steps", "mean share", "computing", "waiting", "end"]
     rows = []
+    begin_s = history.span[0]
     for w in workers(history):
-        until = "" if w["ended_s"] is None else f"{duration(w['ended_s'])}"
+        until = "" if w["ended_s"] is None else f"{duration(w['ended_s'] - begin_s)}"
         end = w["end"] + (f": {w['cause']}" if w["cause"] else "")
         known = w["mean_share"] is not None
         rows.append(
             [
                 w["worker"],
                 w["kind"],
-                f"{duration(w['joined_s'])} to {until or 'end'}",
+                f"{duration(w['joined_s'] - begin_s)} to {until or 'end'}",
                 f"{w['num_steps']:,}",
                 f"{w['mean_share']:.1f}" if known else "-",
                 seconds(w["mean_compute_s"]) if known else "-",
@@ -151,7 +152,7 @@ def _decision_table(run: int, history: History, several: bool) -> Markup:
     rows = [
         element(
             "tr",
-            element("td", _at(d)),
+            element("td", _at(d.at_s - history.span[0])),
             element("td", f"{d.step:,}" if d.step >= 0 else ""),
             element("td", d.kind),
             element("td", d.reason, _shares(d), cls="text"),
@@ -168,8 +169,9 @@ def _decision_table(run: int, history: History, several: bool) -> Markup:
     return _section(title, element("p", note, cls="soft") if note else "", _scrolled(body))
 
 
-def _at(decision: Decision) -> str:
-    return f"{decision.at_s:.2f} s" if decision.at_s < 100 else duration(decision.at_s)
+def _at(seconds: float) -> str:
+    """A time since the beginning of the run."""
+    return f"{seconds:.2f} s" if seconds < 100 else duration(seconds)
 
 
 def _shares(decision: Decision) -> Markup:

@@ -20,7 +20,7 @@ export function showDecisions(status, { onOpen }) {
     button.onclick = () => onOpen(d.index);
     setText(kind, `${SYMBOLS[d.kind] || "•"} ${d.kind}`);
     setText(reason, d.num_before ? `${d.reason} (and ${count(d.num_before)} ${d.num_before === 1 ? "plan" : "plans"} before)` : d.reason);
-    setText(time, status.is_live ? ago(status.at_s - d.at_s) : `at ${clock(d.at_s)}`);
+    setText(time, status.is_live ? ago(status.at_s - d.at_s) : `at ${clock(d.at_s - status.began_s)}`);
   });
 }
 
@@ -46,7 +46,7 @@ export class Details {
     const facts = make("dl", { class: "facts" });
     const fact = (name, value) => facts.append(make("dt", {}, name), make("dd", {}, value));
     fact("what", `${SYMBOLS[found.kind] || "•"} ${found.kind}`);
-    fact("when", `${clock(found.at_s)} into the run`);
+    fact("when", `${clock(found.at_s - found.began_s)} into the run`);
     fact("because of", found.event);
     fact("generation", count(found.generation));
     byId("details-body").replaceChildren(facts, numbersOf(found.numbers));

@@ -22,13 +22,13 @@ async function start() {
   const timeline = new Timeline(session.pictures, { onDecision: (index) => details.open(index) });
   let newest = null;
   let bytesRead = null;
-  let newestGrowth = { num_steps: 0, problem: "" };
+  let newestGrowth = null;
 
   // What stands in place of the pictures. Problems are listed above, with the state.
   const showReading = () => {
-    byId("reading").hidden = newestGrowth.num_steps > 0;
+    byId("reading").hidden = newestGrowth ? newestGrowth.num_steps > 0 : !bytesRead;
     let text = "No step is in the journal yet.";
-    if (newestGrowth.problem) text = "There is nothing to draw without the journal.";
+    if (newestGrowth?.problem) text = "There is nothing to draw without the journal.";
     else if (bytesRead) text = `Reading the journal: ${megabytes(bytesRead[0])} of ${megabytes(bytesRead[1])} MB.`;
     setText(byId("reading"), text);
   };

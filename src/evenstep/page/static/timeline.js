@@ -66,9 +66,14 @@ export class Timeline {
     this.show(this.span[1] - width, this.span[1]);
   }
 
+  // A time since the run began; its own clock begins with its coordinator.
+  clock(at) {
+    return clock(at - this.span[0]);
+  }
+
   showWindow() {
     const [begin, end] = this.shown;
-    setText(byId("window"), this.isWhole ? wholeRun(begin, end) : `${clock(begin)} to ${clock(end)}`);
+    setText(byId("window"), this.isWhole ? `the whole run, ${duration(end - begin)}` : `${this.clock(begin)} to ${this.clock(end)}`);
     byId("live").setAttribute("aria-pressed", String(this.isLive));
   }
 
@@ -252,18 +257,12 @@ export class Timeline {
     if (box.hidden) return;
     const cells = rows.slice(0, MAX_VALUES).map(([series, value]) => make("tr", {}, make("th", { scope: "row" }, swatch(series.class.replace(/\bs(-?\w)/g, "f$1")), series.name), make("td", {}, number(value), " ", make("span", { class: "note" }, series.unit))));
     const more = rows.length > MAX_VALUES ? [make("p", {}, `and ${rows.length - MAX_VALUES} more`)] : [];
-    box.replaceChildren(make("p", { class: "when" }, clock(at)), make("table", {}, make("tbody", {}, ...cells)), ...more);
+    box.replaceChildren(make("p", { class: "when" }, this.clock(at)), make("table", {}, make("tbody", {}, ...cells)), ...more);
     const { clientWidth } = document.documentElement;
     const right = event.clientX + 18 + box.offsetWidth > clientWidth;
     box.style.left = `${Math.max(4, right ? event.clientX - 18 - box.offsetWidth : event.clientX + 18)}px`;
     box.style.top = `${Math.max(4, Math.min(event.clientY + 14, window.innerHeight - box.offsetHeight - 8))}px`;
   }
-}
-
-// The run's clock begins with its coordinator, and its first record is that of the first worker.
-function wholeRun(begin, end) {
-  const from = begin > 0.5 ? `, from its first worker at ${clock(begin)}` : "";
-  return `the whole run${from}: ${duration(end - begin)}`;
 }
 
 // The point in force at a time: the first one that ends at or after it.
