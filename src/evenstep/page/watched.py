@@ -103,9 +103,12 @@ class Watched:
         now_s, before_s = self._clock(), self._followed_s
         if self._history is None:
             self._opening = history = History.open(self._journal)
-            history.follow()  # may take long: not under the lock
+            try:
+                history.follow()  # may take long: not under the lock
+            finally:
+                self._opening = None
             with self._lock:
-                self._history, self._opening = history, None
+                self._history = history
         else:
             with self._lock:
                 num_new = self._history.follow()
