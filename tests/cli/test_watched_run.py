@@ -12,7 +12,7 @@ from evenstep.cli.top import WatchedRun
 from evenstep.coordinate.run_folder import JOURNAL
 from evenstep.journal import Record
 from evenstep.types import Joined, Left, Lost, StepDone, StepReport, Worker
-from tests.observe.a_status import status
+from tests.observe.a_status import NO_TOTALS, status
 from tests.observe.runs import write_journal
 
 BEGUN = [Record(at_s=0.0, event=Joined(workers=(Worker(id="w0", price_per_hour=3.0),)))]
@@ -76,6 +76,14 @@ def test_workers_may_train_on_without_a_coordinator(last: list[Record], tmp_path
         f"`evenstep run --resume {run}` goes on with the run"
     )
     assert words[1].startswith("trained       400 steps")
+
+
+def test_the_totals_are_those_of_whoever_knows_more_steps(tmp_path: Path) -> None:
+    told = {**NO_TOTALS["totals"], "num_steps": 500, "samples": 2000, "trained_s": 500.0}
+    run = run_of(tmp_path, [*BEGUN, *STEPS])
+    there = SilentCoordinator(run, 1, totals=told)
+    assert list(there.watched.statuses(40.0))
+    assert there.watched.last_words()[1].startswith("trained       500 steps, 2,000 samples")
 
 
 def test_a_coordinator_that_comes_back_is_watched_on(tmp_path: Path) -> None:

@@ -105,8 +105,10 @@ class WatchedRun:
 
     def last_words(self) -> list[str]:
         """How the run ended, if that is known, and its totals."""
-        ending, history = self._ending(), self._history
-        totals = history.totals if history is not None else Totals(**self._told["totals"])
+        ending, history, totals = self._ending(), self._history, Totals(**self._told["totals"])
+        # The last records of a coordinator that was killed are missing.
+        if history is not None and history.totals.num_steps >= totals.num_steps:
+            totals = history.totals
         how = f"the run is over: {ending}" if ending else unanswered(self._run)
         return [how, *summary(totals)]
 
