@@ -563,5 +563,7 @@ def _said(run: Path, words: str) -> bool:
 
 
 def _ids(runs: Runs, run: Path) -> list[str]:
-    status = json.loads(runs.run("status", run, "--json").stdout)
+    done = runs.run("status", run, "--json")
+    assert done.returncode == 0, done.stderr
+    status = json.loads(done.stdout)
     return sorted(w["worker"] for w in status["workers"] if w["state"] == "training")
