@@ -54,8 +54,13 @@ class Driven:
         self._coordinator.launcher = self
         self.handle(Opened(terms=self.terms, next_name=next_name))
 
-    def take_over(self, next_name: int, ended: tuple[WorkerId, ...] = ()) -> None:
-        """The coordinator is gone, and another one goes on with its journal."""
+    def take_over(
+        self, next_name: int, ended: tuple[WorkerId, ...] = (), lease_s: float = 0.0
+    ) -> None:
+        """The coordinator is gone, and another one goes on with its journal.
+
+        `lease_s`: the longest that the one before has granted.
+        """
         self.close()
         self._brain = self._new_brain()
         took_over = None
@@ -64,7 +69,8 @@ class Driven:
             self.now_s = max(self.now_s, clock_s)
         self._open(next_name)
         if took_over is not None:
-            self.handle(replace(took_over, stopping=self.stopping, ended=ended))
+            stopping = self.stopping
+            self.handle(replace(took_over, stopping=stopping, ended=ended, lease_s=lease_s))
         self.stopping = False
 
     def perform(self, effect: OutwardEffect) -> None:
@@ -130,9 +136,12 @@ class Driven:
     def adopt(self, worker: WorkerId) -> None:
         self.handle(Adopted(worker=worker))
 
-    def hello(self, worker: WorkerId = "", generation: int = 0) -> Welcome | Refused:
+    def hello(
+        self, worker: WorkerId = "", generation: int = 0, checkpoint: str = ""
+    ) -> Welcome | Refused:
         """A worker's first words, of which nothing comes after."""
-        answer = self.handle(Connected(worker=worker, generation=generation))
+        event = Connected(worker=worker, generation=generation, checkpoint=checkpoint)
+        answer = self.handle(event)
         assert isinstance(answer, Welcome | Refused)
         return answer
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from evenstep.coordinate.events import Terms
-from evenstep.messages import Failed, Leaving
+from evenstep.messages import Done, Failed, Leaving
 from tests.coordinate.network import CLOSED, Network, Worker
 from tests.coordinate.replayed import replayed
 
@@ -398,6 +398,18 @@ def the_script_ends(h: History, chance: int) -> object:
         return False
     worker = pick(workers, chance)
     worker.exit(0)
+    return worker
+
+
+@action(2)
+def a_worker_lies(h: History, chance: int) -> object:
+    if not (workers := [w for w in h.running() if w.generation]):
+        return False
+    worker = pick(workers, chance // 8)
+    step = worker.state[0] + pick((0, 3, 10**6, 10**15), chance)
+    lies = Done(step=step), h.net.report(worker.told[worker.generation], step)
+    worker.lies = True
+    worker.say(pick(lies, chance // 4))
     return worker
 
 

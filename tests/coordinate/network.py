@@ -31,6 +31,7 @@ from evenstep.coordinate.events import (
     Send,
     Terms,
 )
+from evenstep.errors import InvalidInputError
 from evenstep.messages import (
     Alive,
     Began,
@@ -121,6 +122,7 @@ class Worker:
     def __init__(self, net: Network, name: WorkerId = "", *, launched: bool = False) -> None:
         self.net, self.id, self.launched = net, name, launched
         self.alive, self.frozen, self.said_ready = True, False, False
+        self.lies = False  # it has said what is not true
         self.cut_off = False  # from the coordinator: nothing arrives, either way
         # The control threads.
         self.connection: Connection | None = None
@@ -539,7 +541,10 @@ class Network(Driven):
                 if isinstance(answer, Refused):
                     connection.down.extend((answer, CLOSED))
             case _:
-                self.handle(Heard(worker=name, message=message))
+                try:
+                    self.handle(Heard(worker=name, message=message))
+                except InvalidInputError:  # a server logs it
+                    assert connection.worker.lies, f"{name} says nothing untrue"
 
     def handle_hello(self, connection: Connection, event: Connected) -> Refused | None:
         answers: list[Any] = []

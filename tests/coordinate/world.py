@@ -181,8 +181,10 @@ class World(Driven):
 
     # What workers do.
 
-    def connect(self, name: str = "", *, launched: bool = False) -> SimWorker | None:
-        answer = self.hello(name)
+    def connect(
+        self, name: str = "", *, launched: bool = False, checkpoint: str = ""
+    ) -> SimWorker | None:
+        answer = self.hello(name, checkpoint=checkpoint)
         if isinstance(answer, Refused):
             return None
         worker = SimWorker(answer.worker, launched)
@@ -328,12 +330,12 @@ class World(Driven):
             if calm > 80:  # longer than any limit in there
                 return
 
-    def restart(self, ended: tuple[WorkerId, ...] = ()) -> None:
+    def restart(self, ended: tuple[WorkerId, ...] = (), lease_s: float = 0.0) -> None:
         """The coordinator dies and another one goes on with its journal."""
         for worker in self.workers.values():
             worker.connected = False
         self.starting.clear()
-        self.take_over(1000, ended)
+        self.take_over(1000, ended, lease_s)
 
     def reconnect(self, worker: SimWorker) -> bool:
         number = worker.generation

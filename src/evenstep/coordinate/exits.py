@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from evenstep.coordinate.announce import call_spares, end, launch, let_go, settle
 from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import Dying, Ending, Exited, NotStarted
+from evenstep.coordinate.liveness import evict
 from evenstep.coordinate.roster import advance, change, disconnect, leave_out, reconcile
 from evenstep.coordinate.state import Ended, Exit, ProcessInfo, RunMember, WorkerState
 from evenstep.coordinate.takeover import abandon
@@ -103,12 +104,30 @@ def noticed(d: Draft, member: RunMember, why: str) -> None:
     advance(d)
 
 
-def ended_early(d: Draft, worker: WorkerId) -> None:
-    """The others have passed the step at which a worker's script ended."""
-    step = d.finished.pop(worker)
-    why = f"its script ended at step {step} while the others train on"
+def check_finished(d: Draft, step: int) -> None:
+    """The leader has reported a step. Nobody who has trained to the end takes part in one.
+
+    Reports of the last steps may be under way while a worker says that it is done, but not for
+    long.
+    """
+    for worker, finished in list(d.finished.items()):
+        at = finished.step
+        if at <= step:
+            _ended_early(d, worker, f"its script ended at step {at} while the others train on")
+        elif finished.doubted_s is None and d.is_running(worker):
+            d.finished[worker] = replace(finished, doubted_s=d.now_s)
+        elif d.is_running(worker) and d.now_s - (finished.doubted_s or 0.0) > d.terms.patience_s:
+            why = f"it says that it trained to the end, step {at}, and all are at step {step} still"
+            _ended_early(d, worker, why)
+
+
+def _ended_early(d: Draft, worker: WorkerId, why: str) -> None:
+    del d.finished[worker]
     d.log(f"{worker}: {why}", "warning")
     d.processes[worker] = info = replace(d.process(worker), refused=why)
+    if d.is_in(worker, WorkerState.DONE) and d.is_running(worker):  # no step is taken without it
+        d.expect_no_more(worker)
+        evict(d, {worker: why})  # the run is not finishing any more
     if info.running or info.started_s is not None:
         _replace_worker(d, worker)
     else:

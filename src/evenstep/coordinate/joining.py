@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from evenstep.config import Settings
+from evenstep.coordinate import steps
 from evenstep.coordinate.announce import end
 from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import Connected, Ending, Reply
@@ -18,6 +20,9 @@ from evenstep.messages import ALIKE, Ready, Refused, Welcome, differ
 from evenstep.strict import build, override
 from evenstep.types import Worker
 
+CHECKPOINT = re.compile(r"step-(\d+)\.pt\Z")
+"""The name of a checkpoint: after how many steps it was written."""
+
 EARLY = (WorkerState.STARTING, WorkerState.READY)
 
 
@@ -25,6 +30,8 @@ def connected(d: Draft, event: Connected) -> None:
     """Welcome a worker, or refuse it."""
     # Records of a generation above the newest were lost: do not use its number again.
     d.used_generation = max(d.used_generation, event.generation)
+    if found := CHECKPOINT.search(event.checkpoint):
+        steps.known(d, int(found[1]))
     _replace_connection(d, event)
     problem = _refusal(d, event)
     if problem:

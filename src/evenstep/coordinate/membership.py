@@ -13,12 +13,12 @@ from msgspec.structs import asdict, replace
 
 from evenstep import messages as msg
 from evenstep.coordinate import events as ev
-from evenstep.coordinate import exits, joining, links, liveness, operators, takeover
+from evenstep.coordinate import exits, joining, links, liveness, operators, steps, takeover
 from evenstep.coordinate.announce import dismiss, end, settle
 from evenstep.coordinate.draft import Decides, Draft
 from evenstep.coordinate.events import Ending
 from evenstep.coordinate.roster import advance, begin, disconnect, doubt, obey, suspend
-from evenstep.coordinate.state import Ended, Progress, RunMember, RunState, WorkerState
+from evenstep.coordinate.state import Ended, Finished, Progress, RunMember, RunState, WorkerState
 from evenstep.errors import PlanError
 from evenstep.types import StepDone, WorkerId
 
@@ -148,8 +148,9 @@ def _listen(d: Draft, member: RunMember, message: msg.FromClient) -> None:
         case msg.Publish():
             _publish(d, member, message)
         case msg.Began(generation=number, step=step):
-            if _leads(member, d.coming, number):
+            if _leads(member, d.coming, number) and _can_be(d, member, step):
                 d.log(f"generation {number} began at step {step}")
+                steps.known(d, step)
                 begin(d)
         case msg.Stepped():
             _stepped(d, member, message)
@@ -179,10 +180,22 @@ def _done(d: Draft, member: RunMember, step: int) -> None:
     if others and member.state in unused:
         dismiss(d, member, "it had nothing to do")
         return
+    if not _can_be(d, member, step):
+        return
     d.put(replace(member, state=WorkerState.DONE))
-    d.finished[member.id] = step
+    d.finished[member.id] = Finished(step=step)
     d.set_finishing(True)
     d.progress = replace(d.progress, step=max(d.progress.step, step))
+
+
+def _can_be(d: Draft, member: RunMember, step: int) -> bool:
+    """Whether a worker can be at this step; else it is left out, as nothing it says is believed."""
+    if not (why := steps.doubt_number(d, step)):
+        return True
+    d.log(f"{member.id} is left out: {why}", "warning")
+    d.processes[member.id] = replace(d.process(member.id), refused=why)
+    liveness.evict(d, {member.id: why})
+    return False
 
 
 def _publish(d: Draft, member: RunMember, message: msg.Publish) -> None:
@@ -200,24 +213,28 @@ def _publish(d: Draft, member: RunMember, message: msg.Publish) -> None:
 
 def _stepped(d: Draft, member: RunMember, message: msg.Stepped) -> None:
     done = StepDone(**asdict(message))
-    if _leads(member, d.coming, message.generation):
-        begin(d)
-    if d.cluster is None or not _leads(member, d.running, message.generation):
+    generation = d.coming if _leads(member, d.coming, message.generation) else d.running
+    if d.cluster is None or generation is None or not _leads(member, generation, done.generation):
         return
+    if not _can_be(d, member, message.step):
+        return
+    steps.check_report(d, generation, message)
+    if generation is d.coming:
+        begin(d)
+    steps.known(d, message.step + 1, generation=message.generation)
     workers = [r.worker for r in message.reports]
     liveness.stepped(d, message.seconds, workers)
     d.proven.update(workers)
     own = max(0, done.quiet.samples - done.earlier.samples)  # of this generation
-    steps = replace(done, quiet=replace(done.quiet, samples=own)).steps
+    taken = replace(done, quiet=replace(done.quiet, samples=own)).steps
     reports = {**d.progress.reports, **{r.worker: r for r in message.reports}}
     d.progress = Progress(
         step=message.step,
         reports={w: report for w, report in reports.items() if w in d.members},
-        throughput=d.progress.throughput.add(d.now_s, done.generation, steps),
+        throughput=d.progress.throughput.add(d.now_s, done.generation, taken),
     )
     obey(d, d.decide(done), planned=True)
-    for worker in [w for w, at in d.finished.items() if at <= message.step]:
-        exits.ended_early(d, worker)
+    exits.check_finished(d, message.step)
 
 
 def _leads(member: RunMember, generation: msg.Generation | None, number: int) -> bool:

@@ -37,13 +37,16 @@ from evenstep.engine import Engine
 from evenstep.errors import InvalidInputError, JournalError
 from evenstep.journal import Record
 from evenstep.lines import LineFile
-from evenstep.messages import Lease, Listening, Reached, Stepped, Stuck
+from evenstep.messages import Began, Done, Lease, Listening, Reached, Stepped, Stuck
 from evenstep.types import AnyAction, AnyEvent, StepDone, WorkerId
 from evenstep.wire import MAX_BYTES, Codec
 
 log = logging.getLogger("evenstep")
 
 RECORD_FORMAT = 1
+LOOKING = Stuck | Listening | Reached | Began | Stepped | Done
+"""Messages whose handling depends on times and on steps that were reported before."""
+
 _major = attrgetter(*(name for name in RunState.__struct_fields__ if name not in MINOR))
 
 
@@ -111,7 +114,7 @@ class MembershipRecorder:
         if self._lines is None or (after and quiet and _major(before) == _major(after)):
             return
         reads = isinstance(event, Tick | Disconnected) or (
-            isinstance(event, Heard) and isinstance(event.message, Stuck | Listening | Reached)
+            isinstance(event, Heard) and isinstance(event.message, LOOKING)
         )
         unknown = {w: c for w, c in before.contacts.items() if self._known.get(w) is not c}
         record = MembershipRecord(

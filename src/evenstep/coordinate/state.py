@@ -194,6 +194,23 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 Closing = Finishing | Stopping | Ended
 
 
+class LastStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far the run is known to have come."""
+
+    num_taken: int = 0
+    at_s: float = 0.0  # when the coordinator learned of it
+    generation: int = 0  # that reported a step last, and which one
+    step: int = -1
+    lease_s: float = 0.0  # the longest granted by an earlier coordinator
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker says that it has trained to the end."""
+
+    step: int
+    doubted_s: float | None = None  # when its generation first reported an earlier step
+
+
 class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Times that the coordinator keeps for itself."""
 
@@ -201,6 +218,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     recent_steps_s: tuple[float, ...] = ()
     num_meetings: int = 0  # since the last step, of workers that all waited for each other
     linked_s: float | None = None  # when workers that all wait were last found to be connected
+    last_step: LastStep = LastStep()
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -252,7 +270,7 @@ class RunState(msgspec.Struct, kw_only=True):
     has_launched: bool = False
     rostered: set[WorkerId] = set()  # ids that were ever in a roster
     proven: set[WorkerId] = set()  # ids that have taken a step
-    finished: dict[WorkerId, int] = {}  # trained to the end, at which step; scripts may still run
+    finished: dict[WorkerId, Finished] = {}  # trained to the end; their scripts may still run
     facts: dict[str, Any] = {}  # that all workers share
     first_ready_s: float | None = None
     last_loss: str = "none came"

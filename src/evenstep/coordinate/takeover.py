@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from evenstep.coordinate import roster
+from evenstep.coordinate import roster, steps
 from evenstep.coordinate.announce import let_go, make_generation, pause
 from evenstep.coordinate.draft import LEASE_MARGIN_S, Draft
 from evenstep.coordinate.events import TookOver
@@ -28,6 +28,7 @@ def take_over(d: Draft, event: TookOver) -> None:
     d.rostered.update(event.rostered)
     d.proven.update(event.previous_roster)
     d.progress = replace(d.progress, step=d.cluster.step)
+    steps.known(d, d.cluster.step + 1, lease_s=event.lease_s)
     roster.reconcile(d, "the coordinator was restarted")
     missing = {}
     for worker in d.roster:
