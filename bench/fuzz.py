@@ -33,7 +33,7 @@ from evenstep.train.recover.flatten import flatten, tensor_paths, unflatten
 from evenstep.train.recover.state import TrainingState
 from evenstep.types import Joined, Worker
 
-TOKEN, NONCE = "5f" * 32, "00" * 16
+TOKEN, NONCE = "51cf" * 16, "00" * 16
 NUMBERS = (b"0", b"-1", b"1e999", b"NaN", b"-0.0", b"9" * 400, b"1.5", b"null", b'""', b"true")
 MAX_SHOWN = 5  # crashes
 

@@ -20,6 +20,7 @@ from evenstep.identity import parse_credentials, run_id
 from evenstep.launch.environment import read_environment
 from evenstep.messages import from_client, from_stranger
 from tests.coordinate.fake import ready
+from tests.coordinate.hosted import hosted
 
 TOKEN = "0123456789abcdef" * 2
 BAD_TOKENS = ["", "\n", "t", TOKEN[1:], "\0" * 64, "not hex " * 8, TOKEN + "\n" + TOKEN]
@@ -99,19 +100,57 @@ def test_a_token_file_may_have_the_fingerprint_of_a_certificate() -> None:
         assert parse_credentials(TOKEN + between + FINGERPRINT, "token") == (TOKEN, FINGERPRINT)
 
 
+def test_a_token_that_can_be_guessed_is_refused() -> None:
+    for token in ("0" * 32, "5f" * 32, "Aa0" * 20):
+        with pytest.raises(ConfigError, match=r"can be guessed: .* `openssl rand -hex 32`"):
+            parse_credentials(token, "token")
+
+
+def test_a_variable_was_on_no_full_disk() -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_environment(environment("5f"))
+    assert "EVENSTEP_TOKEN: holds no token" in str(refused.value)
+    assert "disk" not in str(refused.value)
+    with pytest.raises(ConfigError, match="disk full"):
+        parse_credentials("5f", "token")
+
+
 def test_a_run_id_is_public_and_tells_tokens_apart() -> None:
     assert len({run_id(TOKEN), run_id(TOKEN + "0")}) == 2
     assert run_id(TOKEN) not in TOKEN
 
 
 def test_a_run_folder_is_its_owners_alone(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir(mode=0o755)
-    for path in (tmp_path / "runs" / "a", shared):
+    new, empty, shared = tmp_path / "runs" / "a", tmp_path / "empty", tmp_path / "shared"
+    for path in (empty, shared):
+        path.mkdir()
+        path.chmod(0o755)
+    (shared / "train.py").touch()
+    for path in (new, empty, shared):
         RunFolder.make(path).close()
-    for path in (tmp_path / "runs" / "a", shared / "logs", shared / "checkpoints"):
+    for path in (new, empty, shared / "logs", shared / "checkpoints"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
-    assert stat.S_IMODE(shared.stat().st_mode) == 0o755  # the user's own
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o755  # it holds files of the user's own
+
+
+def test_a_run_folder_that_others_can_read_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    RunFolder.make(tmp_path / "run").close()
+    assert not caplog.text
+    for mode, what in ((0o755, "may list its files"), (0o777, "may list or change its files")):
+        caplog.clear()
+        (tmp_path / "run").chmod(mode)
+        RunFolder.open(tmp_path / "run").close()
+        assert f"{tmp_path}/run: other users of this host {what}" in caplog.text
+        assert f"chmod 700 {tmp_path}/run" in caplog.text
+
+
+def test_no_file_of_a_run_is_open_to_others(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        run.worker().enter()
+    for name in ("journal.jsonl", "membership.jsonl", "term", "address", "token"):
+        assert stat.S_IMODE((tmp_path / "run" / name).stat().st_mode) == 0o600, name
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)

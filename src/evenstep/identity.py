@@ -11,6 +11,9 @@ from evenstep.errors import ConfigError
 TOKEN_BYTES = 32
 """Of a new token: 256 random bits."""
 
+MIN_DIGITS = 4
+"""Different ones in a token: random tokens have more, by all odds; 32 zeros have not."""
+
 WORKER_NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"
 """Worker names are file names in the run folder and words in commands."""
 
@@ -33,12 +36,20 @@ def parse_credentials(text: str, field: str, source: str = "") -> Credentials:
     """The content of a token file; a ConfigError unless its token has 128 bits."""
     found = _CREDENTIALS.fullmatch(text.strip())
     if found is None:
+        is_file = source != "environment"
         raise ConfigError(
             field,
             "holds no token: expected 32 hex digits or more, and with TLS a second line of "
-            f"`{FINGERPRINT}` and 64 hex digits, got {len(text.strip())} characters. Was the disk "
-            "full when it was written? Copy the file `token` from where the run still has it, or "
-            "begin a new run",
+            f"`{FINGERPRINT}` and 64 hex digits, got {len(text.strip())} characters. "
+            + ("Was the disk full when it was written? " if is_file else "")
+            + "Copy the file `token` from where the run still has it, or begin a new run",
+            source,
+        )
+    if (num := len(set(found[1].lower()))) < MIN_DIGITS:
+        raise ConfigError(
+            field,
+            f"holds a token that can be guessed: it has {num} different digits of 16. Make one by "
+            "`openssl rand -hex 32`, or let `evenstep run` make it",
             source,
         )
     return Credentials(*found.groups(default=""))

@@ -90,7 +90,7 @@ def test_on_its_own_host_a_run_on_all_addresses_is_reached_by_loopback(
 
 
 def test_from_another_host_a_run_is_reached_at_its_remote_address(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("5" * 32)
+    (tmp_path / "token").write_text("51c0" * 8)
     for remote, host in (("192.0.2.7:4711", "192.0.2.7"), ("[2001:db8::7]:4711", "2001:db8::7")):
         (tmp_path / "address").write_text(f"0.0.0.0:4711\n{remote}\n")
         coordinator = find_coordinator(str(tmp_path))
@@ -131,5 +131,5 @@ def test_an_address_without_a_token_names_the_option_for_it(
         find_coordinator("127.0.0.1:4711")
     with pytest.raises(ConfigError, match=r"nowhere: cannot be read: No such file"):
         find_coordinator("127.0.0.1:4711", tmp_path / "nowhere")
-    monkeypatch.setenv("EVENSTEP_TOKEN", "5" * 32)
-    assert find_coordinator("127.0.0.1:4711").token == "5" * 32
+    monkeypatch.setenv("EVENSTEP_TOKEN", "51c0" * 8)
+    assert find_coordinator("127.0.0.1:4711").token == "51c0" * 8

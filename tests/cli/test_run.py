@@ -483,7 +483,7 @@ def test_joining_with_the_wrong_token_is_refused_before_the_script_starts(
 ) -> None:
     process = runs.start("run", "--run", run, SCRIPT, LONG)
     until(lambda: _steps(run) > 0)
-    (tmp_path / "wrong").write_text("0" * 64)
+    (tmp_path / "wrong").write_text("60d1" * 16)
     address = (run / "address").read_text().strip()
     refused = runs.run("join", "--token-file", tmp_path / "wrong", address, SCRIPT, LONG)
     assert refused.returncode == 2

@@ -23,7 +23,7 @@ from evenstep.messages import Done, Goodbye
 from tests.cli.test_run import LONG, SCRIPT, Runs, ended, until
 from tests.coordinate.hosted import hosted
 
-TOKEN = "5" * 64
+TOKEN = "51c0" * 16
 
 
 class Site:
@@ -169,7 +169,7 @@ def test_a_run_keeps_its_token(site: Site, tmp_path: Path) -> None:
     coordinator.send_signal(signal.SIGINT)
     assert ended(coordinator).returncode == 0
     assert (site.folder / "token").read_text() == f"{TOKEN}\n"
-    site.token.write_text("6" * 64)
+    site.token.write_text("60d1" * 16)
     refused = ended(site.coordinate())
     assert refused.returncode == 2
     assert "is not the token of the run" in refused.stderr

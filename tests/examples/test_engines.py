@@ -20,7 +20,7 @@ from evenstep.errors import ConfigError
 from tests.cli.test_run import LONG, SCRIPT, ended, until
 from tests.examples.engine_files import EXAMPLES, PARTS, Part, container, documents
 
-TOKEN = "5" * 64
+TOKEN = "51c0" * 16
 KUBERNETES = "1.37"  # the version whose schemas are used
 
 

@@ -111,7 +111,7 @@ def test_a_process_without_others_is_alone(environment: Environment) -> None:
 
 
 def test_a_coordinator_counts_for_more_than_any_launcher() -> None:
-    run = {"EVENSTEP_COORDINATOR": "10.0.0.9:29400", "EVENSTEP_TOKEN": "5" * 32}
+    run = {"EVENSTEP_COORDINATOR": "10.0.0.9:29400", "EVENSTEP_TOKEN": "51c0" * 8}
     for environment, _ in NAMES.values():
         found = read_environment({**environment, **run, "EVENSTEP_WAIT": "600"})
         assert isinstance(found, CoordinatorAddress)
@@ -143,7 +143,7 @@ def test_what_a_launcher_leaves_out_is_named(environment: Environment, message: 
 
 
 def test_a_wait_that_is_no_number_is_refused() -> None:
-    run = {"EVENSTEP_COORDINATOR": "h:1", "EVENSTEP_TOKEN": "5" * 32, "EVENSTEP_WAIT": "10m"}
+    run = {"EVENSTEP_COORDINATOR": "h:1", "EVENSTEP_TOKEN": "51c0" * 8, "EVENSTEP_WAIT": "10m"}
     with pytest.raises(
         ConfigError, match=r'EVENSTEP_WAIT: expected a number of seconds, got "10m"'
     ):
