@@ -163,3 +163,29 @@ def test_a_killed_drain_is_replaced_and_the_worker_does_not_notice(tmp_path: Pat
         await ends.launcher.close()
 
     run(kill_the_drain())
+
+
+def test_workers_are_watched_again_once_their_folder_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+
+    async def move_away_and_back() -> None:
+        ends = Ends(logs, sys.executable, "-S", "-c", SLEEP)
+        ends.launcher.launch(ONE)
+        (logs / "w0.pid").unlink()  # it is to be written again
+        logs.rename(tmp_path / "away")
+        while "No such file or directory; files of workers are written" not in caplog.text:
+            await asyncio.sleep(0.01)
+        (tmp_path / "away").rename(logs)
+        while not (logs / "w0.pid").exists():
+            await asyncio.sleep(0.01)
+        ends.launcher.kill("w0")
+        assert await ends.launcher.wait()
+        assert [(worker, code) for worker, code, _ in ends.ended] == [("w0", -9)]
+        await ends.launcher.close()
+
+    run(move_away_and_back())
+    assert caplog.text.count("files of workers are written once they can be") == 1
+    assert "Traceback" not in caplog.text

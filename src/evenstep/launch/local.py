@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from evenstep.launch.output import WorkerOutput
 from evenstep.lines import DISK_ERRORS
 from evenstep.processes import ProcessIdentity
 from evenstep.types import Launch, WorkerId
+
+log = logging.getLogger("evenstep")
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 POLL_S = 0.1  # between two checks for dying processes
@@ -137,6 +140,7 @@ class LocalLauncher:
         self._running: dict[WorkerId, LocalProcess] = {}
         self._dying: set[WorkerId] = set()  # already reported to `on_dying`
         self._poll_timer: asyncio.TimerHandle | None = None
+        self._problem = ""  # with files of workers, as last logged
         self._all_ended = asyncio.Event()
         self._all_ended.set()
 
@@ -223,20 +227,32 @@ class LocalLauncher:
             self._poll()
 
     def _poll(self) -> None:
-        for worker, running in list(self._running.items()):
-            pid_file = running.log.with_suffix(".pid")
-            if running.process is not None and not pid_file.exists():
+        try:
+            for worker, running in list(self._running.items()):
+                if worker not in self._dying and (number := running.killed_by()):
+                    self._dying.add(worker)
+                    self._on_dying(worker, number)
                 with suppress(psutil.Error):  # it has ended
-                    write_pid_file(running.process.pid, pid_file)
+                    self._keep_files(running)
+        finally:
+            # Less often with many workers: this costs at most half a percent of a core.
+            after_s = POLL_S * max(1.0, len(self._running) / 16)
+            loop = asyncio.get_running_loop()
+            self._poll_timer = loop.call_later(after_s, self._poll) if self._running else None
+
+    def _keep_files(self, running: LocalProcess) -> None:
+        """Write a missing pid file, and drain the output. What fails is tried again."""
+        problem, pid_file = "", running.log.with_suffix(".pid")
+        try:
+            if running.process is not None and not pid_file.exists():
+                write_pid_file(running.process.pid, pid_file)
             if running.output is not None:
                 running.output.poll()
-            if worker not in self._dying and (number := running.killed_by()):
-                self._dying.add(worker)
-                self._on_dying(worker, number)
-        # Less often with many workers: this costs at most half a percent of a core.
-        after_s = POLL_S * max(1.0, len(self._running) / 16)
-        loop = asyncio.get_running_loop()
-        self._poll_timer = loop.call_later(after_s, self._poll) if self._running else None
+        except OSError as e:
+            problem = f"{running.log.parent}: {e.strerror}"
+        if problem and problem != self._problem:
+            log.warning("%s; files of workers are written once they can be", problem)
+        self._problem = problem
 
     def _ended(self, worker: WorkerId) -> None:
         running = self._running[worker]
