@@ -10,6 +10,7 @@ import pytest
 from bench.testbed.disk import small_disk
 
 from evenstep.coordinate.events import Connected, Ending, Heard
+from evenstep.coordinate.membership import MAX_PUBLISHED
 from evenstep.messages import (
     Began,
     Done,
@@ -659,7 +660,21 @@ def test_published_values_of_earlier_generations_are_forgotten(make: Make) -> No
     world.die(b)
     world.settle(8)
     publish(world, a, "b")
-    assert world.state.published.keys() == {"b"}
+    assert world.state.published.keys() == {(a.id, "b")}
+
+
+def test_a_worker_is_not_blamed_for_what_another_one_publishes(make: Make) -> None:
+    world = make()
+    a, b, c = training(world, 3)
+    for i in range(MAX_PUBLISHED):
+        publish(world, b, f"b {i}")
+    for i in range(MAX_PUBLISHED):
+        publish(world, a, f"a {i}")
+        publish(world, c, f"c {i}")
+    assert roster(world) == (a.id, b.id, c.id)
+    publish(world, b, "one more")
+    assert "publishes more" in heard(b, Goodbye)[0].why
+    assert roster(world) == (a.id, c.id)
 
 
 def publish(world: World, worker: SimWorker, key: str) -> None:

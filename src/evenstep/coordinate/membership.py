@@ -203,11 +203,11 @@ def _publish(d: Draft, member: RunMember, message: msg.Publish) -> None:
     if message.generation != d.number or member.id not in d.roster:
         return  # a newer generation replaces that one
     current = {k: p for k, p in d.published.items() if p.generation == d.number}
-    if len(current) >= MAX_PUBLISHED * len(d.roster):
+    if sum(worker == member.id for worker, _ in current) >= MAX_PUBLISHED:
         liveness.evict(d, {member.id: "it publishes more than a process group needs"})
         return
     published = msg.Published(generation=d.number, key=message.key, value=message.value)
-    d.published = {**current, message.key: published}
+    d.published = {**current, (member.id, message.key): published}
     d.send(published, *(w for w in d.roster if w != member.id and w in d.members))
 
 
