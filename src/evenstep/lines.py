@@ -114,7 +114,7 @@ class LineFile:
 
     def _open(self) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | self._flags
-        file = os.open(self.path, flags, 0o644)
+        file = private(self.path, flags)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             end = end_of_lines(file)
@@ -186,6 +186,11 @@ class LineFile:
             text = "%s: is written again, with the %d records that waited; %d were dropped"
             log.warning(text, self.path, self._num_waited, self._num_dropped)
         self._problem, self._num_waited = "", 0
+
+
+def private(path: str | os.PathLike[str], flags: int) -> int:
+    """An opener: a new file is for this user only."""
+    return os.open(path, flags, 0o600)
 
 
 def sync_folder(folder: Path) -> None:

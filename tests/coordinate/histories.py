@@ -16,7 +16,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from evenstep.coordinate.events import Terms
-from evenstep.messages import Done, Failed, Leaving
+from evenstep.messages import Done, Failed, FromClient, Leaving
 from tests.coordinate.network import CLOSED, Network, Worker
 from tests.coordinate.replayed import replayed
 
@@ -407,7 +407,8 @@ def a_worker_lies(h: History, chance: int) -> object:
         return False
     worker = pick(workers, chance // 8)
     step = worker.state[0] + pick((0, 3, 10**6, 10**15), chance)
-    lies = Done(step=step), h.net.report(worker.told[worker.generation], step)
+    lies: list[FromClient] = [Done(step=step)]
+    lies.append(h.net.report(worker.told[worker.generation], step))
     worker.lies = True
     worker.say(pick(lies, chance // 4))
     return worker

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from evenstep.coordinate.events import Terms
-from evenstep.coordinate.salvage import checkpoint_generation
+from evenstep.coordinate.salvage import checkpoint_position
 from evenstep.errors import JournalFormatError
 from evenstep.journal import read
 from evenstep.messages import Generation, Hello, Refused, proof
 from evenstep.types import Regroup
 from tests.coordinate.fake import FakeWorker, Line
 from tests.coordinate.hosted import Hosted, hosted
+from tests.coordinate.replayed import replayed
 
 
 def train(run: Hosted) -> list[FakeWorker]:
@@ -116,6 +117,24 @@ def test_without_a_usable_journal_a_run_goes_on_from_checkpoints(
     assert "newest checkpoint: step-00000012.pt" in caplog.text
 
 
+def test_a_damaged_membership_record_is_set_aside_and_the_rest_replays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run" / "membership.jsonl"
+    with hosted(tmp_path / "run") as run:
+        workers = train(run)
+    flip(path, 4)
+    damaged = path.read_bytes()
+    with hosted(tmp_path / "run", port=run.port) as again:
+        for worker in workers:
+            again.worker(worker.id, generation=2)
+        assert again.ask("status")["state"] == "training"
+    assert (tmp_path / "run" / "membership.jsonl.damaged-1").read_bytes() == damaged
+    assert "membership.jsonl, line 4: " in caplog.text
+    assert "the damaged file is membership.jsonl.damaged-1" in caplog.text
+    assert replayed(tmp_path / "run")
+
+
 def test_a_journal_of_another_version_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "run" / "journal.jsonl"
     with hosted(tmp_path / "run"):
@@ -142,4 +161,4 @@ def test_the_number_of_a_generation_that_was_not_recorded_is_not_used_again(tmp_
 @pytest.mark.parametrize("content", [b"", b"PK nonsense"])
 def test_an_unreadable_checkpoint_has_no_generation(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "step-00000001.pt").write_bytes(content)
-    assert checkpoint_generation(tmp_path / "step-00000001.pt") == 0
+    assert checkpoint_position(tmp_path / "step-00000001.pt") == (0, 0)

@@ -13,13 +13,14 @@ from unittest import SkipTest
 
 import msgspec
 import pytest
+import torch
 from bench.testbed.disk import small_disk
 from msgspec.structs import replace
 
 from evenstep.coordinate.events import Terms
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.coordinate.service import Service
-from evenstep.coordinate.term import Claim, TermOverError, read_term
+from evenstep.coordinate.term import Claim, Term, TermOverError, read_term
 from evenstep.errors import ConfigError
 from evenstep.journal import read
 from evenstep.messages import Generation, Goodbye, Lease
@@ -105,17 +106,73 @@ def test_of_two_claims_to_one_term_one_holds(tmp_path: Path) -> None:
         first.check()
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 90, b'{"number":'])
-def test_a_damaged_term_is_refused(tmp_path: Path, content: bytes) -> None:
+DAMAGED = [b"", b"\0" * 90, b'{"number":']
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_term_is_set_aside_and_the_next_is_above_all_known(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "term").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"it is damaged .* remove it if no coordinator"):
-        Claim(tmp_path, 1.0)
-    (tmp_path / "term").unlink()
-    claim = Claim(tmp_path, 1.0)
+    claim = Claim(tmp_path, 1.0, lambda: Term(number=4, lease_s=60.0, fence=(4, 9)))
+    assert (claim.number, claim.lease_before_s) == (5, 60.0)
     mine = read_term(tmp_path)
+    assert (mine.lease_s, mine.fence) == (60.0, (4, 9))
+    assert (tmp_path / "term.damaged-1").read_bytes() == content
+    assert "term: it is damaged" in caplog.text
+    assert "term.damaged-1. The run goes on with term 5" in caplog.text
     (tmp_path / "term").write_bytes(content)
     claim.check()  # whoever holds the term repairs it
     assert read_term(tmp_path) == mine
+
+
+def test_a_run_whose_term_is_damaged_is_resumed(tmp_path: Path) -> None:
+    """Workers of before may train on until the longest lease is over that is known of."""
+    terms = Terms(run=str(tmp_path / "run"), lease_s=1000.0)
+    with hosted(tmp_path / "run", terms) as run:
+        run.worker().enter()
+    for _ in range(2):
+        with hosted(tmp_path / "run", terms):
+            pass
+    (tmp_path / "run" / "term").write_bytes(b"")
+    with hosted(tmp_path / "run", Terms(run=terms.run, lease_s=1.0)) as again:
+        assert again.service.state.terms.term == 4
+        until_s = again.service.state.phase.until_s  # type: ignore[union-attr]
+        assert until_s - again.service.now_s > 900
+    assert read_term(tmp_path / "run").number == 4
+
+
+def test_a_checkpoint_knows_of_a_term(tmp_path: Path) -> None:
+    with hosted(tmp_path / "run") as run:
+        run.worker().enter()
+    with (tmp_path / "run" / "checkpoints" / "step-00000012.pt").open("wb") as file:
+        torch.save({"step": 12, "term": 7, "generation": 3, "state": {}}, file)
+    (tmp_path / "run" / "term").write_bytes(b"")
+    (tmp_path / "run" / "membership.jsonl").unlink()
+    with hosted(tmp_path / "run") as again:
+        assert again.service.state.terms.term == 8
+        assert read_term(tmp_path / "run").fence >= (7, 3)
+
+
+def test_what_is_written_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power failure may leave an empty file."""
+    claim, did = Claim(tmp_path, 1.0), list[str]()
+    sync, rename = os.fsync, Path.rename
+
+    def note_sync(file: int) -> None:
+        did.append("sync")
+        sync(file)
+
+    def note_rename(path: Path, target: Path) -> Path:
+        did.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+    claim.move_fence(3)
+    assert did == ["sync", "rename"]
 
 
 def test_a_coordinator_that_was_taken_over_ends_without_a_word_in_the_journal(

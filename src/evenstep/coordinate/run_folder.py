@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -19,7 +20,7 @@ from evenstep.coordinate.addresses import is_here
 from evenstep.coordinate.term import TERM
 from evenstep.errors import ConfigError
 from evenstep.identity import TOKEN_BYTES, parse_credentials
-from evenstep.lines import sync_folder
+from evenstep.lines import private, sync_folder
 from evenstep.processes import Liveness, ProcessIdentity
 from evenstep.types import WorkerId
 
@@ -64,6 +65,9 @@ class RunFolder:
             path.mkdir(mode=PRIVATE, exist_ok=True)
             if (path / "token").exists():
                 raise FileExistsError
+            if not any(path.iterdir()):
+                with suppress(PermissionError):  # a volume of somebody else's, say
+                    path.chmod(PRIVATE)
             if (path / "checkpoints").exists() and (found := _newest_in(path / "checkpoints")):
                 raise ConfigError(
                     str(path), f"holds checkpoints of another run, {found}; name another folder"
@@ -122,6 +126,12 @@ class RunFolder:
         except OSError as e:  # a run resumed without its checkpoints would start over
             held.close()
             raise ConfigError(str(e.filename), f"cannot be read: {e.strerror}") from None
+        if mode := stat.S_IMODE(path.stat().st_mode) & ~PRIVATE:
+            log.warning(
+                "%s: other users of this host may %s; its token stays private. To keep all of it "
+                "to yourself: chmod 700 %s",
+                *(path, "list or change its files" if mode & 0o022 else "list its files", path),
+            )
         return held
 
     def close(self) -> None:
@@ -234,13 +244,14 @@ class RunFolder:
 
     def _replace(self, name: str, data: bytes) -> None:
         fresh = self.path / f".{name}"
-        fresh.write_bytes(data)
+        with open(fresh, "wb", opener=private) as file:
+            file.write(data)
         fresh.rename(self.path / name)  # atomic: nobody reads half of it
 
 
 def _write_private(path: Path, data: bytes) -> None:
     path.unlink(missing_ok=True)  # others might be allowed to read it
-    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    with open(path, "xb", opener=private) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

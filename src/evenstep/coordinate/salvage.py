@@ -9,14 +9,18 @@ from __future__ import annotations
 import logging
 import pickle
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from evenstep.coordinate.brain import Brain
-from evenstep.coordinate.events import TookOver
+from evenstep.coordinate.events import Opened, TookOver
+from evenstep.coordinate.record import read_record
 from evenstep.coordinate.run_folder import RunFolder
+from evenstep.coordinate.term import Term
 from evenstep.errors import JournalError, JournalFormatError
 from evenstep.journal import Header, read, set_aside
+from evenstep.messages import MOST
 
 log = logging.getLogger("evenstep")
 
@@ -44,7 +48,7 @@ def read_header(path: Path) -> Header | None:
 def restore(brain: Brain, folder: RunFolder) -> Restored:
     """Go on with what is left in the run folder."""
     path, newest = folder.journal, folder.newest_checkpoint()
-    generation = checkpoint_generation(Path(newest)) if newest else 0
+    generation = checkpoint_position(Path(newest))[1] if newest else 0
     saved = f"newest checkpoint: {Path(newest).name if newest else 'none'}"
     if read_header(path) is not None:
         clock_s, took_over, damage = brain.restore(path)
@@ -58,6 +62,7 @@ def restore(brain: Brain, folder: RunFolder) -> Restored:
                 *(cluster.generation, cluster.step, saved),
             )
             _set_aside_record(folder)
+        _check_record(folder)
         return Restored(clock_s, took_over, generation)
     if path.exists():
         num_bytes, problem = path.stat().st_size, f"{path}: has no complete header"
@@ -82,16 +87,49 @@ def _set_aside_record(folder: RunFolder) -> None:
         set_aside(folder.membership)
 
 
-def checkpoint_generation(path: Path) -> int:
-    """The generation that wrote a checkpoint; 0 if that is not known."""
+def _check_record(folder: RunFolder) -> None:
+    """Set a damaged membership record aside: lines after the damage could not be replayed."""
+    if not folder.membership.exists():
+        return
+    try:
+        for _ in read_record(folder.membership):
+            pass
+    except JournalError as e:
+        log.error(
+            "%s; the damaged file is %s. Nothing that the run needs is lost: a new record begins, "
+            "and `evenstep replay` shows membership from here on",
+            *(e, set_aside(folder.membership).name),
+        )
+
+
+def last_term(folder: RunFolder) -> Term:
+    """The last term that checkpoints and the membership record know of, at least."""
+    newest = folder.newest_checkpoint()
+    fence = checkpoint_position(Path(newest)) if newest else (0, 0)
+    number, lease_s = fence[0], 0.0
+    with suppress(JournalError):  # its records up to a damage tell something, too
+        for record in read_record(folder.membership):
+            if isinstance(record.event, Opened):
+                number = max(number, record.event.terms.term)
+                lease_s = max(lease_s, record.event.terms.lease_s)
+    return Term(number=number, lease_s=lease_s, fence=fence)
+
+
+def checkpoint_position(path: Path) -> tuple[int, int]:
+    """The term and the generation that wrote a checkpoint; 0 where that is not known."""
     try:
         with zipfile.ZipFile(path) as file:
             (name,) = [n for n in file.namelist() if n.endswith("/data.pkl")]
             with file.open(name) as content:
-                found = _Plain(content).load().get("generation", 0)
-        return found if isinstance(found, int) else 0
+                found = _Plain(content).load()
+        term, generation = (found.get(name, 0) for name in ("term", "generation"))
+        return _number(term), _number(generation)
     except Exception:  # damage shows as almost any error; the worker that loads it names it
-        return 0
+        return 0, 0
+
+
+def _number(found: object) -> int:
+    return found if isinstance(found, int) and 0 <= found <= MOST else 0
 
 
 class _Anything:

@@ -22,7 +22,7 @@ from evenstep.coordinate.events import Ending, Terms
 from evenstep.coordinate.operators import status
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.run_folder import RunFolder
-from evenstep.coordinate.salvage import restore
+from evenstep.coordinate.salvage import last_term, restore
 from evenstep.coordinate.server import Server
 from evenstep.coordinate.state import RunState
 from evenstep.coordinate.term import TERM, Claim, TermOverError
@@ -50,7 +50,7 @@ class Service:
         self.folder, self._about = folder, about
         self._sinks = sinks or SinkFeed()
         self.server = Server(folder.token, self)
-        self._claim = Claim(folder.path, terms.lease_s)
+        self._claim = Claim(folder.path, terms.lease_s, lambda: last_term(folder))
         self._claim_problem, self._claim_checked_s = "", time.monotonic()
         self._announced, self._fence_problem = 0, ""
         self._zero_s = time.monotonic()

@@ -15,14 +15,15 @@ import errno
 import logging
 import os
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.lines import sync_folder
+from evenstep.journal import set_aside
+from evenstep.lines import private, sync_folder
 from evenstep.processes import Liveness, ProcessIdentity
 
 log = logging.getLogger("evenstep")
@@ -61,11 +62,15 @@ def read_term(folder: Path) -> Term:
 class Claim:
     """One coordinator's term. Taking it ends the term of the coordinator before.
 
-    If the disk is full, taking over a run waits for room: its workers train on meanwhile.
+    If the disk is full, taking over a run waits for room: its workers train on meanwhile. A damaged
+    file is set aside, and `recover` tells of the last term from other files of the run.
     """
 
-    def __init__(self, folder: Path, lease_s: float) -> None:
-        self._folder, self._mine = folder, Term()
+    def __init__(
+        self, folder: Path, lease_s: float, recover: Callable[[], Term] = lambda: Term()
+    ) -> None:
+        self._folder, self._mine, self._recover = folder, Term(), recover
+        self._damage = ""  # of the file as it was found
         try:
             before = self._take(lease_s)
             self.lease_before_s = before.lease_s
@@ -79,19 +84,13 @@ class Claim:
                 time.sleep(NOTICE_S)
                 self.check()
         except OSError as e:
-            path = str(folder / TERM)
-            way_out = "; remove it if no coordinator and no worker of the run is left"
-            problem = f"cannot be claimed: {e.strerror}"
-            damaged = e.errno == errno.EBADMSG
-            raise ConfigError(path, problem + (way_out if damaged else "")) from None
+            raise ConfigError(str(folder / TERM), f"cannot be claimed: {e.strerror}") from None
 
     def _take(self, lease_s: float) -> Term:
         """Claim a term, and return the one before."""
         is_waiting = False
         while True:
-            before = Term()
-            with suppress(FileNotFoundError):  # a new run, or one made by an older evenstep
-                before = read_term(self._folder)
+            before = self._before()
             self._mine = Term(
                 number=before.number + 1,
                 coordinator=ProcessIdentity.of(os.getpid()),
@@ -112,6 +111,26 @@ class Claim:
                     )
                 is_waiting = True
             time.sleep(RETRY_S)
+
+    def _before(self) -> Term:
+        """The term before, as far as it is known."""
+        path = self._folder / TERM
+        try:
+            return read_term(self._folder)
+        except FileNotFoundError:  # a new run, or one made by an older evenstep
+            return self._recover() if self._damage else Term()
+        except OSError as e:
+            if e.errno != errno.EBADMSG:
+                raise
+            self._damage = str(e.strerror)
+        before, aside = self._recover(), set_aside(path)
+        log.error(
+            "%s: %s; the damaged file is %s. The run goes on with term %d, above all that "
+            "checkpoints and the membership record know of; the longest lease that they know of is "
+            "%g s. A coordinator on another host that still runs will end",
+            *(path, self._damage, aside.name, before.number + 1, before.lease_s),
+        )
+        return before
 
     @property
     def number(self) -> int:
@@ -144,13 +163,11 @@ class Claim:
             self._write(replace(self._mine, fence=fence))
 
     def _write(self, term: Term) -> None:
-        durable = term.fence == self._mine.fence  # a claim; a fence would slow regrouping down
-        with (self._folder / _PART).open("wb") as file:
+        with open(self._folder / _PART, "wb", opener=private) as file:
             file.write(msgspec.json.encode(term))
             file.flush()
-            if durable:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())  # else a power failure may leave it empty
         (self._folder / _PART).rename(self._folder / TERM)
-        if durable:
+        if term.fence == self._mine.fence:  # a claim; after a power failure an older fence will do
             sync_folder(self._folder)
         self._mine = term
