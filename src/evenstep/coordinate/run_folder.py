@@ -183,7 +183,7 @@ class RunFolder:
         """Launched workers' processes, except those without a readable pid file."""
         found = {}
         for worker in self.launched():
-            with suppress(OSError, msgspec.DecodeError):
+            with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
                 content = (self.logs / f"{worker}.pid").read_bytes()
                 found[worker] = msgspec.json.decode(content, type=ProcessIdentity)
         return found
@@ -260,9 +260,10 @@ def _write_private(path: Path, data: bytes) -> None:
 def read_addresses(path: Path) -> tuple[str, str]:
     """The coordinator's address, and the one for other hosts; empty if there is none."""
     try:
-        address, elsewhere, *_ = [*(path / "address").read_text(encoding="utf-8").split(), "", ""]
-    except OSError:
+        found = (path / "address").read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError):
         return "", ""
+    address, elsewhere, *_ = [*found, "", ""]
     return address, elsewhere
 
 
