@@ -133,7 +133,8 @@ def differ(name: str, one: Any, where: str, other: Any, elsewhere: str) -> str:
     return f"is {mine} {where}, {theirs} {elsewhere}{WAY_OUT.get(name, '')}"
 
 
-# Omits defaults: a coordinator of an older version rejects fields that it does not know.
+# Omits defaults, as `Stepped`: a coordinator of an older version rejects fields that it does not
+# know.
 class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
     """A worker has built its model and data and is ready for a share."""
 
@@ -172,7 +173,7 @@ class Began(Message, frozen=True, kw_only=True):
     step: Count
 
 
-class Stepped(Message, frozen=True, kw_only=True):
+class Stepped(Message, frozen=True, kw_only=True, omit_defaults=True):
     """From the leader: a step was committed, after `quiet` steps that were not reported."""
 
     generation: Count
@@ -184,6 +185,7 @@ class Stepped(Message, frozen=True, kw_only=True):
     earlier: Steps = Steps()  # of earlier generations; their samples are in `quiet`, too
     position: Count = 0  # samples of the job consumed so far
     idle_s: Amount = 0.0  # without training since the last report, because the roster changed
+    nonfinite: tuple[Name, ...] = ()  # workers whose own gradients were not finite since then
 
 
 class Stuck(Message, frozen=True, kw_only=True):

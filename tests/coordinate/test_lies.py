@@ -138,6 +138,7 @@ def test_a_leader_that_reports_an_impossible_step_is_left_out(make: Make) -> Non
         ({"reports": (StepReport("w0", 32, 0.1), StepReport("w7", 32, 0.1))}, "not of its roster"),
         ({"quiet": Steps(num=10**15, seconds=1.0)}, "comes after 1000000000000000 steps"),
         ({"earlier": Steps(num=10**15, seconds=1.0)}, "comes after 1000000000000000 steps"),
+        ({"nonfinite": ("w7",)}, "who are not all in its roster"),
         ({"position": 10**15}, "ends at sample 1000000000000000, of 64 a step"),
     ],
 )

@@ -350,6 +350,30 @@ def own_rates(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Modul
     return model
 
 
+def broken(name: str) -> Callable[..., nn.Module]:
+    """A loop whose gradients are no numbers on one worker, whatever its samples are."""
+
+    def loop(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session.prepare(model, optimizer)
+        loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+        for _ in session.epochs(hold.num_epochs):
+            for x, y in loader:
+                optimizer.zero_grad()
+                hold.step()
+                loss = nn.functional.mse_loss(model(x), y)
+                if name == NAME:
+                    loss = loss * torch.nan
+                loss.backward()
+                optimizer.step()
+            if hold.is_over():
+                break
+        return model
+
+    return loop
+
+
 def alternate(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     """Train two nets per batch: the second on the output of the first after its step."""
     model = nn.ModuleList([net(), net()])
@@ -617,6 +641,8 @@ LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "miscounted": miscounted,
     "rates": rates,
     "own_rates": own_rates,
+    "broken_joiner": broken("w2"),
+    "broken_worker": broken("w1"),
     "alternate": alternate,
     "sums": sums,
     "break_early": break_early,

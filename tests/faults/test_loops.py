@@ -162,6 +162,38 @@ def test_a_learning_rate_by_a_counter_that_begins_anew_on_a_joiner_is_refused(
         assert "has another learning rate" in run.output()
 
 
+def test_a_joiner_whose_first_gradients_are_no_numbers_is_left_out(
+    tmp_path: Path, alone: Alone
+) -> None:
+    """The step is void, so the others end with the parameters of one process."""
+    args = ["--loop", "broken_joiner", *HELD]
+    with Cluster(tmp_path, workers=2, args=args, script=LOOPS) as run:
+        run.until_step(3)
+        run.ask("scale", num_workers=3)
+        status = run.until(lambda s: "w2" in s["left_out"])
+        assert "gradients of this worker are not finite in step" in status["left_out"]["w2"]
+        assert not any("gradients" in problem for problem in status["problems"])
+        run.until_training(2)
+        assert run.finish() == 0
+        expected = alone("--loop", "broken_worker", *args[2:], *run.epochs, script=LOOPS)
+        assert set(run.results()) == {"w0", "w1"}
+        assert all(same(result, expected) for result in run.results().values())
+
+
+def test_a_worker_whose_gradients_become_no_numbers_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All had them from the first step on: the run goes on, as one process would."""
+    args = ["--loop", "broken_worker", *HELD]
+    with Cluster(tmp_path, workers=2, args=args, script=LOOPS) as run:
+        status = run.until_step(5)
+        told = "the gradients of all workers are not finite (w1's first, step 0)"
+        assert status["problems"] == [told]
+        assert run.finish() == 0
+    assert caplog.text.count("w1's gradients are not finite (step 0)") == 1
+    assert caplog.text.count(told) == 1
+
+
 @pytest.mark.long
 def test_the_backward_pass_of_a_void_step_is_aborted(tmp_path: Path, alone: Alone) -> None:
     args = ["--loop", "slow_backward"]

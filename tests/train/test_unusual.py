@@ -382,7 +382,7 @@ def test_a_bucket_is_sent_once_it_has_the_gradients_of_all_devices() -> None:
         reducer = Reducer(
             params,
             step,
-            on_ready=lambda used, norm: torch.tensor([norm, *map(float, used)]),
+            on_ready=lambda used, norm, _: torch.tensor([norm, *map(float, used)]),
             on_reduced=lambda pulse: (1.0, [True, True]),
             on_lost=lost.append,
         )

@@ -212,7 +212,7 @@ def _publish(d: Draft, member: RunMember, message: msg.Publish) -> None:
 
 
 def _stepped(d: Draft, member: RunMember, message: msg.Stepped) -> None:
-    done = StepDone(**asdict(message))
+    done = StepDone(**{k: v for k, v in asdict(message).items() if k != "nonfinite"})
     generation = d.coming if _leads(member, d.coming, message.generation) else d.running
     if d.cluster is None or generation is None or not _leads(member, generation, done.generation):
         return
@@ -222,6 +222,7 @@ def _stepped(d: Draft, member: RunMember, message: msg.Stepped) -> None:
     if generation is d.coming:
         begin(d)
     steps.known(d, message.step + 1, generation=message.generation)
+    steps.note_faulty(d, generation, message)
     workers = [r.worker for r in message.reports]
     liveness.stepped(d, message.seconds, workers)
     d.proven.update(workers)

@@ -25,6 +25,7 @@ from evenstep.coordinate.run_folder import RunFolder
 from evenstep.coordinate.salvage import last_term, restore
 from evenstep.coordinate.server import Server
 from evenstep.coordinate.state import RunState
+from evenstep.coordinate.steps import tell_faulty
 from evenstep.coordinate.term import TERM, Claim, TermOverError
 from evenstep.journal import Journal
 from evenstep.messages import Answer, Ask, Generation, Hello, Lease, Refused
@@ -146,6 +147,8 @@ class Service:
             *self._sinks.problems,
         ]
         state = self.state
+        roster = state.cluster.roster if state.cluster is not None else ()
+        problems += tell_faulty(state.nonfinite, roster, roster)
         told = status(state, self.now_s)
         settings = state.cluster.settings if state.cluster is not None else None
         rate = told["samples_per_s"]

@@ -271,6 +271,7 @@ class RunState(msgspec.Struct, kw_only=True):
     rostered: set[WorkerId] = set()  # ids that were ever in a roster
     proven: set[WorkerId] = set()  # ids that have taken a step
     finished: dict[WorkerId, Finished] = {}  # trained to the end; their scripts may still run
+    nonfinite: dict[WorkerId, int] = {}  # whose gradients are not finite, since which step
     facts: dict[str, Any] = {}  # that all workers share
     first_ready_s: float | None = None
     last_loss: str = "none came"

@@ -6,12 +6,15 @@ the coordinator, and no step is shorter than FASTEST_S, so a number far above ca
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from msgspec.structs import replace
 
 from evenstep.coordinate.draft import LEASE_MARGIN_S, Draft
 from evenstep.coordinate.state import LastStep
 from evenstep.errors import InvalidInputError
 from evenstep.messages import MOST, Generation, Stepped
+from evenstep.types import WorkerId, listed
 
 FASTEST_S = 1e-4  # of a step with a sum over workers; the shortest measured is ten times as long
 
@@ -54,6 +57,8 @@ def check_report(d: Draft, running: Generation, message: Stepped) -> None:
         raise InvalidInputError(what, f"comes after step {last.step} of the same generation")
     if tuple(report.worker for report in message.reports) != running.roster:
         raise InvalidInputError(what, f"is not of its roster: {', '.join(running.roster)}")
+    if not set(message.nonfinite) <= set(running.roster):
+        raise InvalidInputError(what, f"names {message.nonfinite}, who are not all in its roster")
     most = furthest(d)
     if (num := message.quiet.num + message.earlier.num) > most:
         raise InvalidInputError(what, f"comes after {num} steps; {most} at most can be")
@@ -61,3 +66,28 @@ def check_report(d: Draft, running: Generation, message: Stepped) -> None:
     batch = d.cluster.settings.batch
     if (largest := batch.size or batch.limit) and message.position > (most + 1) * largest:
         raise InvalidInputError(what, f"ends at sample {message.position}, of {largest} a step")
+
+
+def note_faulty(d: Draft, running: Generation, message: Stepped) -> None:
+    """Say once of each worker that its gradients are not finite.
+
+    The run goes on: one process would have computed the same.
+    """
+    new = [worker for worker in message.nonfinite if worker not in d.nonfinite]
+    if not new:
+        return
+    d.nonfinite = {**d.nonfinite, **dict.fromkeys(new, message.step)}
+    for text in tell_faulty(d.nonfinite, running.roster, new):
+        d.log(f"{text}; without a GradScaler in the session, the model is lost", "warning")
+
+
+def tell_faulty(
+    nonfinite: Mapping[WorkerId, int], roster: Sequence[WorkerId], workers: Sequence[WorkerId]
+) -> list[str]:
+    """A line for each of these workers of a roster; one line if it is about all of the roster."""
+    at = {worker: nonfinite[worker] for worker in roster if worker in nonfinite}
+    if len(roster) > 1 and len(at) == len(roster):
+        first = [worker for worker, step in at.items() if step == min(at.values())]
+        which = "" if len(first) == len(roster) else f"{listed(first)}'s first, "
+        return [f"the gradients of all workers are not finite ({which}step {min(at.values())})"]
+    return [f"{w}'s gradients are not finite (step {at[w]})" for w in workers if w in at]

@@ -8,6 +8,7 @@ MAX_BATCH, which single precision represents exactly.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from msgspec.structs import astuple
 
 from evenstep.errors import EvenstepError
+from evenstep.train.comm.group import WorkerLostError
 from evenstep.train.measure.host_load import HostLoad
 from evenstep.train.measure.meter import Meter
 from evenstep.train.optimizer_settings import OptimizerSettings, check_settings
@@ -22,6 +24,8 @@ from evenstep.train.plan.plans import Plans, RankPlan
 from evenstep.train.ports import NoPlanner, Planner, Roster
 from evenstep.train.reduce.loss_scale import LossScale, check_scales
 from evenstep.train.step import Report, Step
+
+log = logging.getLogger("evenstep")
 
 REPORT_SIZE = len(Report.__struct_fields__)
 
@@ -42,9 +46,10 @@ class Exchange:
         self._loss_scale, self._settings, self._host_load = loss_scale, settings, host_load
         self.meter: Meter
         self.planner: Planner = NoPlanner()
+        self._told_faulty: set[int] = set()  # ranks whose gradients were not finite
         self.prefetched = 0  # batches that loader processes hold: cut by plans already announced
 
-    def fill(self, used: list[bool], own_squared_norm: float) -> torch.Tensor:
+    def fill(self, used: list[bool], own_squared_norm: float, is_finite: bool) -> torch.Tensor:
         """This worker's part, with a flag for each parameter that it has a gradient for."""
         step, roster = self._step, self._roster
         if not step.has_batch:
@@ -67,6 +72,7 @@ class Exchange:
             settings_digest=self._settings.digest(),
             items=step.own_counts[0],
             loss=step.own_counts[1],
+            nonfinite=float(not is_finite),
         )
         plan = self.planner.next(step.number + 1 + self.prefetched)
         num_pending = roster.num_pending
@@ -77,6 +83,8 @@ class Exchange:
         self.meter.reduced()
         step, roster = self._step, self._roster
         reports, plan, num_pending, used = _decode(summed, step.number, roster.world)
+        if any(report.is_faulty for report in reports):
+            self._judge_faulty(reports)
         if any(report.loss_scale != reports[0].loss_scale for report in reports):
             check_scales(reports)
         if any(report.num_updates != reports[0].num_updates for report in reports):
@@ -94,6 +102,33 @@ class Exchange:
         step.reduced(reports, roster.current)
         total = sum(r.weight for r in reports)
         return step.batch.total / total if total > 0 else 0.0, used
+
+    def _judge_faulty(self, reports: Sequence[Report]) -> None:
+        """Gradients of some workers are not finite. The step counts, as it would in one process.
+
+        But not if they are a worker's first ones, and those of workers before it are finite: the
+        others repeat the step without it, with the same samples. If these are the cause, another
+        worker's gradients are not finite then.
+        """
+        faulty = {rank for rank, report in enumerate(reports) if report.is_faulty}
+        if self._roster.current is None:  # else the coordinator says so
+            if self._roster.rank == 0 and (told := faulty - self._told_faulty):
+                ranks, step = ", ".join(map(str, sorted(told))), self._step.number
+                log.warning("the gradients of rank %s are not finite (step %d)", ranks, step)
+            self._told_faulty |= faulty
+            return
+        new = {rank for rank, report in enumerate(reports) if report.num_updates < 0}
+        proven = [r for r in reports if r.num_updates >= 0 and r.weight > 0]
+        if not (proven and faulty <= new):
+            return
+        number = self._step.number
+        if self._roster.rank in faulty:
+            raise EvenstepError(
+                f"the gradients of this worker are not finite in step {number}, its first one, and "
+                "those of the other workers are. Check this host's device, memory and data."
+            )
+        ranks = ", ".join(map(str, sorted(faulty)))
+        raise WorkerLostError(f"gradients of rank {ranks}, which has just joined, are not finite")
 
 
 def _check_updates(step: int, reports: Sequence[Report]) -> None:

@@ -68,6 +68,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     settings_digest: float = 0.0  # of its optimizers' learning rates and the like; equal, too
     items: float = 0.0  # that the script counted in its share, such as tokens
     loss: float = 0.0  # of all of them, added up by the script
+    nonfinite: float = 0.0  # 1: its own gradient has an infinite value, or one that is no number
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether its gradient is not finite, and no GradScaler will skip the step for that."""
+        return self.nonfinite > 0 and self.loss_scale == 1.0
 
     def to_step_report(self, worker: WorkerId, compute_s: float, spread_s: float) -> StepReport:
         """The worker's report to the engine, with its mean compute time over similar steps."""

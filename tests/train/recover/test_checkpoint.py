@@ -505,3 +505,35 @@ def test_a_process_writes_its_last_checkpoint_before_it_exits(tmp_path: Path) ->
 def test_keeping_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must keep at least 1, got 0"):
         Checkpoints(tmp_path, keep=0)
+
+
+def with_value(value: float) -> TrainingState:
+    """A worker whose first parameter has such a value."""
+    state = worker(1.0)
+    with torch.no_grad():
+        next(state.models["net"].parameters()).view(-1)[3] = value
+    return state
+
+
+def test_a_state_with_nan_does_not_push_out_those_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 1, 2, keep=2)
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (3, 4, 5):
+        checkpoints.save(step, with_value(math.nan))
+        checkpoints.close()
+    kept = sorted(path.name for path in tmp_path.glob("*.pt"))
+    assert kept == [f"step-{step:08}.pt" for step in (1, 2, 4, 5)]
+    assert caplog.text.count("has values that are not a number") == 1
+    assert "(newest: step-00000002.pt)" in caplog.text
+    assert "remove the newer ones, and resume" in caplog.text
+
+
+def test_infinite_values_are_as_good_as_others(tmp_path: Path) -> None:
+    """Masks have them."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step in (1, 2):
+        checkpoints.save(step, with_value(math.inf))
+        checkpoints.close()
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["step-00000002.pt"]

@@ -44,6 +44,7 @@ class RemotePlanner:
         self._place, self._control, self._clock = place, control, clock
         self._pace = Sampling()
         self._reported = 0  # the generation of the last step
+        self._faulty: set[str] = set()  # workers whose gradients were not finite since then
 
     def next(self, from_step: int) -> RankPlan | None:
         """The coordinator's newest plan, once, on the leader."""
@@ -63,6 +64,8 @@ class RemotePlanner:
         if by.number != self._reported:
             self._reported = by.number
             self._watch_closely()
+        present = zip(by.roster, step.reports, strict=False)
+        self._faulty |= {worker for worker, report in present if report.is_faulty}
         sampled = self._pace.sample(
             self._clock(), step.reports, generation=by.number, seconds=step.seconds
         )
@@ -100,9 +103,11 @@ class RemotePlanner:
                 earlier=earlier,
                 position=step.batch.position + step.batch.total,
                 idle_s=step.idle_s,
+                nonfinite=tuple(sorted(self._faulty.intersection(by.roster))),
             )
         )
         step.idle_s = 0.0
+        self._faulty.clear()
 
     def _watch_closely(self) -> None:
         """The roster or the shares changed: report each of the next few steps."""

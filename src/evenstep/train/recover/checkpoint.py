@@ -88,6 +88,7 @@ class Checkpoints:
         self._pending: Snapshot | None = None
         self._reusable: list[torch.Tensor] = []  # buffers of a snapshot that is not needed any more
         self.problem = ""  # why the last one is not written: logged once, not at every save
+        self._with_nan: list[Path] = []  # files of this worker with values that are no numbers
 
     def save(self, step: int, state: TrainingState) -> None:
         """Copy the state now, and write it in a thread.
@@ -199,10 +200,27 @@ class Checkpoints:
             part.unlink(missing_ok=True)
             raise
         sync_folder(self.folder)
+        if any(map(_has_nan, snapshot.tensors)):
+            self._keep_those_before(self.folder / f"step-{snapshot.step:08}.pt")
+            return
         # Later ones exist if they were damaged and the run resumed from an older one: ignore them.
         files = [path for path in self._files() if _step_of(path) <= snapshot.step]
         for old in files[: -self.keep]:
             old.unlink(missing_ok=True)
+
+    def _keep_those_before(self, path: Path) -> None:
+        """A state with values that are no numbers does not replace checkpoints without."""
+        if not self._with_nan:
+            older = [p.name for p in self._files() if _step_of(p) < _step_of(path)]
+            log.warning(
+                "%s has values that are not a number; checkpoints before it are kept (newest: %s). "
+                "To go on from there, stop the run, remove the newer ones, and resume",
+                *(path, older[-1] if older else "none"),
+            )
+        self._with_nan.append(path)
+        for old in self._with_nan[: -self.keep]:
+            old.unlink(missing_ok=True)
+        del self._with_nan[: -self.keep]
 
     def _check_fence(self) -> None:
         if self._fence is not None:
@@ -278,6 +296,13 @@ def _synchronise(devices: Iterable[torch.device]) -> None:
     """Wait for the copies from GPUs to complete."""
     for device in {device for device in devices if device.type == "cuda"}:
         torch.cuda.synchronize(device)
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    """Infinite values may be meant, as in masks."""
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return False
+    return bool(torch.isnan(tensor.sum())) and bool(torch.isnan(tensor).any())
 
 
 def _checksum(structure: bytes, tensors: Sequence[torch.Tensor]) -> int:

@@ -52,10 +52,11 @@ class Reducer:
     """Reduces the gradients of one model at the end of every backward pass.
 
     `on_ready` is called when the last local gradient is computed, with a flag for each parameter
-    that has one and this worker's own squared norm, and returns the pulse. `on_reduced` is called
-    with the reduced pulse when all all-reduces are complete; it returns a factor for the gradients,
-    and a flag for each parameter that any worker used. `on_lost` is called when the group fails: it
-    makes the step void, or raises. In a void step nothing is reduced.
+    that has one, this worker's own squared norm, and whether all are finite; it returns the pulse.
+    `on_reduced` is called with the reduced pulse when all all-reduces are complete; it returns a
+    factor for the gradients, and a flag for each parameter that any worker used, or raises
+    GroupGoneError. `on_lost` is called then, and when the group fails: it makes the step void, or
+    raises. In a void step nothing is reduced.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Reducer:
         params: Sequence[torch.nn.Parameter],
         step: Step,
         *,
-        on_ready: Callable[[list[bool], float], torch.Tensor],
+        on_ready: Callable[[list[bool], float, bool], torch.Tensor],
         on_reduced: Callable[[torch.Tensor], tuple[float, list[bool]]],
         on_lost: Callable[[GroupGoneError], None],
         host: Host = ALONE,
@@ -72,6 +73,7 @@ class Reducer:
         self._params = [p for p in params if p.requires_grad]
         self.known = {id(p) for p in self._params}  # parameters whose gradients are reduced
         self._step, self._own_squared_norm = step, 0.0  # of this worker's mean gradient
+        self._is_finite = True  # that gradient
         self._on_ready, self._on_reduced, self._on_lost = on_ready, on_reduced, on_lost
         self.after: Callable[[], None] | None = None  # called when gradients are in place
         self.buckets: list[Bucket] = []
@@ -187,12 +189,15 @@ class Reducer:
 
     def _start(self, bucket: Bucket) -> None:
         if self._next == 0:
-            self._own_squared_norm = 0.0
+            self._own_squared_norm, self._is_finite = 0.0, True
+        self._is_finite = self._is_finite and bucket.is_finite()
         if self._step.measures_noise and self._weight > 0:
             self._own_squared_norm += bucket.squared_norm() / self._weight**2
         self._next += 1
         if self._next == len(self.buckets):
-            self._pulse = self._on_ready(self._used(), finite(self._own_squared_norm))
+            self._pulse = self._on_ready(
+                self._used(), finite(self._own_squared_norm), self._is_finite
+            )
             if len(bucket.extra):
                 bucket.extra.copy_(self._pulse)
                 self._pulse = bucket.extra
@@ -219,7 +224,10 @@ class Reducer:
             if (lost := self._host.agree(lost)) is not None:
                 self._on_lost(lost)
             else:
-                self._hand_out()
+                try:
+                    self._hand_out()
+                except GroupGoneError as e:  # on all ranks alike
+                    self._on_lost(e)
         if self._step.is_void:
             self.fill_missing()
         if self.after is not None:
@@ -240,7 +248,7 @@ class Reducer:
             bucket.fill_up(self._weight)
             self._start(bucket)
         if not self.buckets:
-            self._pulse = self._on_ready([], 0.0)
+            self._pulse = self._on_ready([], 0.0, True)
         for bucket in self.buckets:
             self.group.wait(bucket.work)
         self._control.wait(self._pulse_work)
