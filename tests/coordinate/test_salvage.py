@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 
 from evenstep.coordinate.events import Terms
 from evenstep.coordinate.salvage import checkpoint_position
 from evenstep.errors import JournalFormatError
 from evenstep.journal import read
 from evenstep.messages import Generation, Hello, Refused, proof
+from evenstep.processes import ProcessIdentity
 from evenstep.types import Regroup
 from tests.coordinate.fake import FakeWorker, Line
 from tests.coordinate.hosted import Hosted, hosted
@@ -156,6 +160,29 @@ def test_the_number_of_a_generation_that_was_not_recorded_is_not_used_again(tmp_
             line.say(Hello(proof=proved, worker="w0", generation=5))
             assert "join as a new worker" in line.hear(Refused).why
         assert again.worker().hear(Generation).number > 5
+
+
+def test_steps_without_a_coordinator_are_counted_from_the_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with hosted(tmp_path / "run") as run:
+        train(run)
+    plain = {"step": 54, "order": {"before": 2000, "cursor": 1456}}
+    with (tmp_path / "run" / "checkpoints" / "step-00000054.pt").open("wb") as file:
+        torch.save({"step": 54, "generation": 2, "state": {"plain": plain}}, file)
+    with hosted(tmp_path / "run") as again:  # its workers may come back and tell of them
+        before = again.service.totals
+    for worker in ("w0", "w1"):
+        (tmp_path / "run" / "logs" / f"{worker}.log").touch()
+        ended = replace(ProcessIdentity.of(os.getpid()), ticks=1)
+        (tmp_path / "run" / "logs" / f"{worker}.pid").write_bytes(msgspec.json.encode(ended))
+    assert "without" not in caplog.text
+    with hosted(tmp_path / "run") as again:
+        totals = again.service.totals
+    assert (totals.num_steps - before.num_steps, totals.samples) == (50, 54 * 64)
+    assert totals.samples_per_s == before.samples_per_s
+    assert "50 steps were trained while no coordinator was there" in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"", b"PK nonsense"])

@@ -21,6 +21,7 @@ from evenstep.coordinate.term import Term
 from evenstep.errors import JournalError, JournalFormatError
 from evenstep.journal import Header, read, set_aside
 from evenstep.messages import MOST
+from evenstep.types import Steps
 
 log = logging.getLogger("evenstep")
 
@@ -33,6 +34,7 @@ class Restored(NamedTuple):
     clock_s: float = 0.0
     took_over: TookOver | None = None  # None: there is no journal to go on with
     generation: int = 0  # up to it, numbers may have been used
+    untold: Steps = Steps()  # that are in the newest checkpoint, and not in the journal
 
 
 def read_header(path: Path) -> Header | None:
@@ -63,7 +65,8 @@ def restore(brain: Brain, folder: RunFolder) -> Restored:
             )
             _set_aside_record(folder)
         _check_record(folder)
-        return Restored(clock_s, took_over, generation)
+        untold = untold_steps(brain, Path(newest)) if newest else Steps()
+        return Restored(clock_s, took_over, generation, untold)
     if path.exists():
         num_bytes, problem = path.stat().st_size, f"{path}: has no complete header"
         aside = set_aside(path)
@@ -117,15 +120,35 @@ def last_term(folder: RunFolder) -> Term:
 
 def checkpoint_position(path: Path) -> tuple[int, int]:
     """The term and the generation that wrote a checkpoint; 0 where that is not known."""
+    content = _content(path)
+    return _number(content.get("term")), _number(content.get("generation"))
+
+
+def untold_steps(brain: Brain, path: Path) -> Steps:
+    """Steps up to a checkpoint that no coordinator was told of. Nobody knows how long they took."""
+    cluster, plain = brain.cluster, _content(path)
+    for name in ("state", "plain"):
+        found = plain.get(name)
+        plain = found if isinstance(found, dict) else {}
+    order = plain.get("order")
+    order = order if isinstance(order, dict) else {}
+    position = _number(order.get("before")) + _number(order.get("cursor"))
+    return Steps(
+        num=max(0, _number(plain.get("step")) - 1 - max(cluster.step, cluster.furthest_step)),
+        samples=max(0, position - max(cluster.samples, brain.tally.position)),
+    )
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """The plain values of a checkpoint; none if it cannot be read."""
     try:
         with zipfile.ZipFile(path) as file:
             (name,) = [n for n in file.namelist() if n.endswith("/data.pkl")]
             with file.open(name) as content:
                 found = _Plain(content).load()
-        term, generation = (found.get(name, 0) for name in ("term", "generation"))
-        return _number(term), _number(generation)
+        return found if isinstance(found, dict) else {}
     except Exception:  # damage shows as almost any error; the worker that loads it names it
-        return 0, 0
+        return {}
 
 
 def _number(found: object) -> int:

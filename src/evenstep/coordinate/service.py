@@ -59,7 +59,7 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         brain = Brain(self._open_journal, time.thread_time)
         self._tally = brain.tally
-        clock_s, took_over, generation = restore(brain, folder)
+        clock_s, took_over, generation, untold = restore(brain, folder)
         self._zero_s -= clock_s
         record = MembershipRecorder(folder.membership)
         self.coordinator = Coordinator(brain, self.perform, lambda: self.now_s, record)
@@ -74,6 +74,14 @@ class Service:
                 ended=tuple(sorted(folder.ended())),
                 lease_s=self._claim.lease_before_s,
             )
+            ended = set(event.ended)
+            if untold.num and ended.issuperset(brain.cluster.roster):  # else workers tell of them
+                log.info(
+                    "%d steps were trained while no coordinator was there, up to the newest "
+                    "checkpoint",
+                    untold.num,
+                )
+                self._tally.add_untold(untold)
             self.handle(event)
 
     @property

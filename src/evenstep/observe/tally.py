@@ -27,6 +27,7 @@ from evenstep.types import (
 )
 
 MAX_DECISIONS = 8
+NO_STEPS = Steps()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,13 @@ class Totals:
     longest_idle_s: float
     cost: float  # of all workers while they were in the roster
     is_priced: bool = False  # by their prices; else every worker-hour counts 1
+    untold: Steps = NO_STEPS  # of these steps, those without a coordinator; their time is unknown
 
     @property
     def samples_per_s(self) -> float:
         """Throughput in steps: without evaluation, checkpoints and changes of the roster."""
-        return self.samples / self.trained_s if self.trained_s else 0.0
+        told = self.samples - self.untold.samples
+        return told / self.trained_s if self.trained_s else 0.0
 
 
 class RecordFacts(Protocol):
@@ -96,6 +99,7 @@ class Tally:
         self._is_priced = False
         self._generation = 0
         self._num_steps = self._samples = self._num_lost = self._num_rosters = 0
+        self._untold = Steps()
         self._idle_s = self._longest_idle_s = 0.0
         # Of steps with an estimate: their seconds, those of the limit and of equal shares, and the
         # seconds waited, as part of a worker.
@@ -143,6 +147,10 @@ class Tally:
             self._wait_s += seconds * wait
             self._equal_wait_s += seconds * equal_wait
 
+    def add_untold(self, steps: Steps) -> None:
+        """Steps that were trained without a coordinator, known from a checkpoint."""
+        self._untold += steps
+
     def _advance(self, at_s: float, actions: tuple[AnyAction, ...]) -> None:
         if self._began_s is None:
             self._began_s = self._last_s = at_s
@@ -162,8 +170,9 @@ class Tally:
         return Totals(
             elapsed_s=self._last_s - (self._began_s or 0.0),
             trained_s=self._trained_s,
-            num_steps=self._num_steps,
-            samples=self._samples,
+            num_steps=self._num_steps + self._untold.num,
+            samples=self._samples + self._untold.samples,
+            untold=self._untold,
             part_of_limit=self._limit_s / known_s if known_s else 0.0,
             speedup=equal_s / known_s if known_s else 0.0,
             wait_fraction=self._wait_s / known_s if known_s else 0.0,
