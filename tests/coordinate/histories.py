@@ -422,6 +422,15 @@ def the_coordinator_is_killed(h: History, chance: int) -> object:
     return ""
 
 
+@action(8)
+def the_coordinator_of_a_run_that_has_ended_exits(h: History, chance: int) -> object:
+    """The run may be resumed at once, while workers that it does not see have not heard of it."""
+    if not h.net.is_up or h.net.ending is None:
+        return False
+    h.net.leave()
+    return ""
+
+
 @action(12)
 def another_coordinator_takes_over(h: History, chance: int) -> object:
     if h.net.is_up:
@@ -438,7 +447,7 @@ def a_checkpoint_is_written(h: History, chance: int) -> object:
     return h.net.checkpoint
 
 
-@action(1)
+@action(3)
 def the_run_is_stopped(h: History, chance: int) -> object:
     if not h.net.is_up or h.net.num_taken < 5:
         return False

@@ -646,6 +646,22 @@ class Network(Driven):
         self.exits.clear()
         self.close()
 
+    def leave(self) -> None:
+        """The run has ended, and so does the coordinator, with the workers that it launched."""
+        self.is_up = False
+        self.served.clear()
+        self.starting.clear()
+        for connection in self.connections:
+            connection.up.clear()
+            connection.down.append(CLOSED)
+        for worker in self.workers:
+            if worker.launched and worker.alive:
+                worker.exit(KILLED)
+        self.workers = [w for w in self.workers if w.alive]
+        self.stopped.clear()
+        self.exits.clear()
+        self.close()
+
     def recover(self, num_workers: int) -> None:
         """Another coordinator takes the run over."""
         running = {w.id for w in self.workers if w.launched and w.alive} | set(self.starting)
