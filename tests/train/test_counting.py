@@ -115,6 +115,17 @@ def test_windows_have_so_many_batches_and_fewer_at_the_end_of_an_epoch() -> None
     assert run_ranks(2, body) == [[(4, 4), (2, 2)] * 2] * 2
 
 
+def test_a_window_that_is_looped_over_twice_is_refused() -> None:
+    """Its first batch would be handed out again, after the step that it was trained on."""
+    with fixed_session(StaticRank()) as session:
+        training = Training(session)
+        window = next(session.accumulate(training.loader, 2))
+        for batch in window:
+            training.step(batch)
+        with pytest.raises(EvenstepError, match="looped over a second time, but each of its 2"):
+            iter(window)
+
+
 def test_steps_are_counted_from_their_backward_pass_on() -> None:
     with fixed_session(StaticRank()) as session:
         training = Training(session)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from evenstep.errors import EvenstepError
 from evenstep.train.data.loader import Loader
 
 
@@ -16,6 +17,7 @@ class Window:
     ) -> None:
         self._loader, self._batches = loader, batches
         self._first, self._num_batches = first, num_batches
+        self._has_begun = False
         self._index = loader.index
         is_stream = loader.order.length is None
         self._num_read = loader.num_left(num_batches) if is_stream else 0
@@ -25,6 +27,16 @@ class Window:
         return self._num_read or min(self._num_batches, len(self._loader) - self._index)
 
     def __iter__(self) -> Iterator[Any]:
+        if self._has_begun:
+            raise EvenstepError(
+                "a window of session.accumulate was looped over a second time, but each of its "
+                f"{len(self)} batches is handed out once. Do everything with a batch in one loop "
+                "over the window: `for batch in window`."
+            )
+        self._has_begun = True
+        return self._each()
+
+    def _each(self) -> Iterator[Any]:
         yield self._first
         while True:
             while self._loader.repeat():
