@@ -45,9 +45,10 @@ class Case:
 
     @property
     def lines_changed(self) -> int:
-        """Lines of the script that its plain twin does not have, whatever their indentation."""
-        diff = difflib.ndiff(_code(self.plain), _code(self.script))
-        return sum(line.startswith("+ ") for line in diff)
+        """Lines added, removed or replaced in the plain twin, whatever their indentation."""
+        before, after = _code(self.plain), _code(self.script)
+        diff = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+        return sum(max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in diff if tag != "equal")
 
 
 def _code(path: Path) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from bench.matrix.__main__ import link, merge
 from bench.matrix.cases import CASES, Case
 from bench.matrix.cells import COLUMNS, Failed, Ways
+from bench.testbed.live_run import LiveRun
 
 SHORT = {("ema", "torchrun"), ("ema", "kill -9"), ("simclr", "alone"), ("simclr", "resume")}
 
@@ -53,3 +54,31 @@ def test_rows_that_were_not_run_stay_in_the_table() -> None:
     new = {first.name: [link(first), "new"], second.name: [link(second), "new"]}
     expected = [[link(first), "new"], [link(second), "new"], [link(third), "old"]]
     assert merge(old, new) == expected
+
+
+def test_lines_that_were_added_removed_or_replaced_are_counted_once_each(tmp_path: Path) -> None:
+    def script(name: str, *lines: str) -> Path:
+        path = tmp_path / name
+        path.write_text("\n".join(['"""A script."""', *lines]))
+        return path
+
+    plain = script("plain.py", "kept", "removed", "kept_too", "replaced", "kept_to_the_end")
+    changed = script("script.py", "kept", "kept_too", "by_another", "kept_to_the_end", "added")
+    assert replace(CASES[0], plain=plain, script=changed).lines_changed == 3
+
+
+class Ended(LiveRun):
+    """A run whose coordinator answers that it is over, instead of with a status."""
+
+    returncode = 1
+
+    def ask(self, what: str, **more: Any) -> dict[str, Any]:
+        return {"problem": "the run is over"}
+
+    def status(self) -> dict[str, Any]:
+        return self.ask("status")
+
+
+def test_a_run_that_ends_early_is_told_by_its_exit_code(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="the run ended with 1: .*the run is over"):
+        Ended(tmp_path).until_training(2)
