@@ -42,6 +42,10 @@ def error_of(world: int, use: Use) -> str:
     return max(messages, key=len)
 
 
+def sgd_of(param: torch.Tensor) -> torch.optim.Optimizer:
+    return torch.optim.SGD([param], lr=0.1)
+
+
 def steps(
     session: Session, net: nn.Module, optimizer: torch.optim.Optimizer, *, before: Use | None = None
 ) -> None:
@@ -260,6 +264,59 @@ def test_a_gradient_penalty_by_autograd_grad_is_exact() -> None:
         return result(net)
 
     assert_exact(body, [5, 2, 1])
+
+
+# Optimizers that step inside of a backward pass.
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("hooks_first", [True, False])
+def test_an_optimizer_that_steps_inside_of_backward_is_refused(
+    world: int, hooks_first: bool
+) -> None:
+    """One optimizer per parameter, in a hook that runs before or after that of the session."""
+
+    def in_backward(session: Session) -> None:
+        net = made()
+        optimizers = {param: sgd_of(param) for param in net.parameters()}
+
+        def step(param: torch.Tensor) -> None:
+            optimizers[param].step()
+            optimizers[param].zero_grad()
+
+        def add_hooks() -> None:
+            for param in net.parameters():
+                param.register_post_accumulate_grad_hook(step)
+
+        if hooks_first:
+            add_hooks()
+        session.prepare(net, *optimizers.values())
+        if not hooks_first:
+            add_hooks()
+        for x, y in session.loader(data(), batch=8):
+            mse(net(x), y).backward()
+
+    assert "steps inside of backward()" in error_of(world, in_backward)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_hook_that_uses_a_gradient_up_before_it_is_reduced_is_refused(world: int) -> None:
+    """As an update by hand in a hook that was there before the session's."""
+
+    @torch.no_grad()
+    def update(param: torch.Tensor) -> None:
+        assert param.grad is not None
+        param -= 0.1 * param.grad
+        param.grad = None
+
+    def by_hand(session: Session) -> None:
+        net = made()
+        for param in net.parameters():
+            param.register_post_accumulate_grad_hook(update)
+        net, optimizer = session.prepare(net, sgd(net))
+        steps(session, net, optimizer)
+
+    assert "has no gradient left when it is to be reduced" in error_of(world, by_hand)
 
 
 # Accumulating over many batches.

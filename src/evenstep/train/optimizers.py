@@ -16,11 +16,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.job import Job
 from evenstep.train.plan.plans import LrScale
+from evenstep.train.reduce.reducer import STEP_AFTERWARDS
 from evenstep.train.step import FORGOTTEN, Step
 from evenstep.train.update_windows import UpdateWindows
 
 log = logging.getLogger("evenstep")
 
+NO_BACKWARD = -1  # what autograd calls the running pass if there is none
 MAX_FRAMES = 16  # between a scaler's step and a hook of the optimizer: a few wrappers
 
 
@@ -60,6 +62,7 @@ class OptimizerHooks:
             self.windows.is_trusted = True
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        _check_after_backward(optimizer)
         self._check_reduced(optimizer)
         self._check_scaler()
         self._is_stepping = True
@@ -162,6 +165,15 @@ class LrFactor:
             optimizer.param_groups, self._unscaled.pop(id(optimizer), []), strict=False
         ):
             group["lr"] = lr
+
+
+def _check_after_backward(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a step in a hook of a backward pass, which reduces gradients at its end only."""
+    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == NO_BACKWARD:
+        return
+    raise EvenstepError(
+        f"{type(optimizer).__name__} steps inside of backward(), in a hook. {STEP_AFTERWARDS}"
+    )
 
 
 def _not_reduced(param: torch.Tensor, model: torch.nn.Module) -> str:

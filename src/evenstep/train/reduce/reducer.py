@@ -32,6 +32,11 @@ from evenstep.train.reduce.bucket import BUCKET_BYTES, Bucket, holds_exactly, ma
 from evenstep.train.reduce.early_abort import register_abort_hooks
 from evenstep.train.step import Step
 
+STEP_AFTERWARDS = (
+    "Gradients are the mean over all workers when backward() returns, and those of this worker "
+    "alone before. Update parameters after it: without such hooks, optimizer.step() after "
+    "backward()."
+)
 GONE_S = 0.2  # for an abandoned group to be destroyed: the other survivors close theirs too
 
 
@@ -277,7 +282,11 @@ def finite(norm: float) -> float:
 def _check_gradient(param: torch.Tensor) -> None:
     """Refuse a gradient that cannot be reduced, even while this worker is alone."""
     grad = param.grad
-    assert grad is not None
+    if grad is None:
+        raise EvenstepError(
+            f"a parameter of shape {tuple(param.shape)} has no gradient left when it is to be "
+            f"reduced: a hook of the script has used it up inside of backward(). {STEP_AFTERWARDS}"
+        )
     if grad.layout is not torch.strided:
         raise EvenstepError(
             f"a parameter of shape {tuple(param.shape)} got a sparse gradient, and only dense ones "
