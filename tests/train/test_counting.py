@@ -62,6 +62,55 @@ def every_batch(training: Training) -> None:
         training.step(batch)
 
 
+def with_the_next_batch_in_hand(training: Training) -> None:
+    batches = iter(training.loader)
+    batch = next(batches, None)
+    while batch is not None:
+        torch.nn.functional.mse_loss(training.net(batch[0]), batch[1]).backward()
+        batch = next(batches, None)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+
+
+def at_the_beginning_of_the_next_window(training: Training) -> None:
+    for i, batch in training.session.enumerate(training.loader):
+        if i and i % 2 == 0:
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+        torch.nn.functional.mse_loss(training.net(batch[0]), batch[1]).backward()
+
+
+def by_closures(training: Training) -> None:
+    """As frameworks step: forward and backward are in a function that the optimizer calls."""
+    for i, batch in training.session.enumerate(training.loader):
+
+        def compute(batch: Any = batch) -> torch.Tensor:
+            loss = torch.nn.functional.mse_loss(training.net(batch[0]), batch[1])
+            loss.backward()
+            return loss
+
+        if i % 2 == 0:
+            compute()
+        else:
+            training.optimizer.step(compute)
+            training.optimizer.zero_grad()
+
+
+def after_the_epoch(training: Training) -> None:
+    """What is left of a window, once the loop is over."""
+    for _ in range(2):
+        accumulate(training, training.session.enumerate(training.loader), num=4)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+
+
+def alternating(training: Training) -> None:
+    """Two steps in each batch, with a backward pass before each."""
+    for batch in training.loader:
+        training.step(batch)
+        training.step(batch)
+
+
 def when_the_loss_is_low(training: Training) -> None:
     """Batches are left out irregularly, by what they are."""
     for batch in training.loader:
@@ -76,8 +125,26 @@ def test_a_loop_that_counts_batches_by_itself_is_refused_in_an_elastic_run(tmp_p
         in_a_run(tmp_path / "run", by_builtin)
 
 
+@pytest.mark.parametrize("loop", [with_the_next_batch_in_hand, at_the_beginning_of_the_next_window])
+def test_a_step_with_the_next_batch_in_hand_is_refused_in_an_elastic_run(
+    tmp_path: Path, loop: Loop
+) -> None:
+    """Between two batches there would always be gradients: nobody could join, nothing be saved."""
+    with pytest.raises(EvenstepError, match=r"after batch \d+ was taken.*before you take the next"):
+        in_a_run(tmp_path / "run", loop)
+
+
 @pytest.mark.parametrize(
-    "loop", [by_session_enumerate, by_session_step, every_batch, when_the_loss_is_low]
+    "loop",
+    [
+        after_the_epoch,
+        alternating,
+        by_closures,
+        by_session_enumerate,
+        by_session_step,
+        every_batch,
+        when_the_loss_is_low,
+    ],
 )
 def test_loops_that_count_rightly_or_not_at_all_are_not_refused(tmp_path: Path, loop: Loop) -> None:
     in_a_run(tmp_path / "run", loop)

@@ -17,7 +17,7 @@ from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.job import Job
 from evenstep.train.plan.plans import LrScale
 from evenstep.train.reduce.reducer import STEP_AFTERWARDS
-from evenstep.train.step import FORGOTTEN, Step
+from evenstep.train.step import FORGOTTEN, Phase, Step
 from evenstep.train.update_windows import UpdateWindows
 
 log = logging.getLogger("evenstep")
@@ -70,6 +70,8 @@ class OptimizerHooks:
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._is_stepping = False
         step = self._job.step
+        if self._hands_over_state:
+            _check_at_hand(step)
         step.num_unused = 0
         step.num_updates += 1
         if self.windows is not None:
@@ -174,6 +176,18 @@ def _check_after_backward(optimizer: torch.optim.Optimizer) -> None:
     raise EvenstepError(
         f"{type(optimizer).__name__} steps inside of backward(), in a hook. {STEP_AFTERWARDS}"
     )
+
+
+def _check_at_hand(step: Step) -> None:
+    """Refuse gradients of earlier batches alone. Asked after a step: it may call a closure."""
+    if step.phase is Phase.FETCHED and step.num_unused:
+        raise EvenstepError(
+            f"an optimizer stepped after batch {step.batch.step} was taken and before that batch's "
+            "backward pass, by gradients of earlier ones. So gradients always wait between two "
+            "batches: no worker could ever join there, and no checkpoint be written. Call "
+            "optimizer.step() before you take the next batch; a loop that fetches ahead leaves "
+            "that to the loader: session.loader(..., num_workers=2)."
+        )
 
 
 def _not_reduced(param: torch.Tensor, model: torch.nn.Module) -> str:
