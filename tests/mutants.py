@@ -129,8 +129,8 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "recover/rollback.py",
-        "        if step.num_unused:  # gradients",
-        "        if False:  # gradients",
+        "        if step.num_unused or self._is_overtaken:  # gradients",
+        "        if self._is_overtaken:  # gradients",
         f"{LOOPS} -k accumulate",
     ),
     Mutant(

@@ -133,6 +133,99 @@ def attempts(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module
     return model
 
 
+def two_optimizers(
+    session: evenstep.Session, faults: Faults, hold: Hold
+) -> tuple[nn.Module, list[torch.optim.Optimizer], Callable[..., torch.Tensor]]:
+    """Two nets with an optimizer each, and one backward pass for both."""
+    model = nn.ModuleList([net(), net()])
+    install_faults(faults, model)
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(part.parameters(), lr=1e-2) for part in model
+    ]
+    session.prepare(model, *optimizers)
+
+    def compute(batch: list[torch.Tensor], weight: float) -> torch.Tensor:
+        x, y = batch
+        faults.at("forward")
+        loss = nn.functional.mse_loss(model[0](x) + model[1](x), y) * weight
+        faults.at("backward")
+        loss.backward()
+        faults.at("reduced")
+        return loss.detach()
+
+    return model, optimizers, compute
+
+
+def summed_attempts(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Counted attempts, with sums before and between the steps of two optimizers."""
+    model, (first, second), compute = two_optimizers(session, faults, hold)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    num = 0
+    for epoch in session.epochs(hold.num_epochs):
+        for batch in loader:
+            num += 1
+            loss = session.attempt(lambda batch: compute(batch, 1 / num), batch)  # noqa: B023
+            if epoch != 1:
+                session.sum(loss)
+                faults.at("summed")
+            first.step()
+            session.sum(loss)
+            second.step()
+            model.zero_grad()
+            faults.at("stepped")
+    return model
+
+
+def summed_windows(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Counted windows, with sums before and between the steps of two optimizers."""
+    model, (first, second), compute = two_optimizers(session, faults, hold)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    num = 0
+    for epoch in session.epochs(hold.num_epochs):
+        for window in session.accumulate(loader, 2):
+            num += 1
+            for batch in window:
+                loss = compute(batch, 1 / num)
+            if epoch != 1:
+                session.sum(loss)
+                faults.at("summed")
+            first.step()
+            session.sum(loss)
+            second.step()
+            model.zero_grad()
+            faults.at("stepped")
+    return model
+
+
+def two_passes(is_summed: bool) -> Callable[..., nn.Module]:
+    """A batch with a second pass, in an attempt of its own or after a sum."""
+
+    def loop(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+        model = net()
+        install_faults(faults, model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        session.prepare(model, optimizer)
+
+        def compute(batch: list[torch.Tensor]) -> None:
+            nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+
+        for batch in session.loader(Numbers(SAMPLES), batch=BATCH):
+            if is_summed:
+                compute(batch)
+                faults.at("between")
+                session.sum(1.0)
+                compute(batch)
+            else:
+                session.attempt(compute, batch)
+                faults.at("between")
+                session.attempt(compute, batch)
+            optimizer.step()
+            optimizer.zero_grad()
+        return model
+
+    return loop
+
+
 def contrastive(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     """A loss over all pairs of the batch's samples."""
     model = net()
@@ -634,6 +727,10 @@ LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "numbered": numbered,
     "in_windows": in_windows,
     "attempts": attempts,
+    "summed_attempts": summed_attempts,
+    "summed_windows": summed_windows,
+    "two_attempts": two_passes(is_summed=False),
+    "two_passes": two_passes(is_summed=True),
     "contrastive": contrastive,
     "columns": columns,
     "rollouts": rollouts,

@@ -24,6 +24,22 @@ CASES: list[tuple[str, tuple[Fault, ...]]] = [  # in sequence; six workers at th
     ("in_windows", (("rank3", "backward", 9), ("rank2", "stepped", 19), ("leader", "bucket", 22))),
     ("attempts", (("rank3", "bucket", 7), ("leader", "bucket", 14), ("rank3", "bucket", 29))),
     ("attempts", (("leader", "reduced", 9), ("rank2", "stepped", 19), ("rank3", "reduced", 22))),
+    (
+        "summed_attempts",
+        (("rank3", "reduced", 7), ("leader", "reduced", 14), ("rank3", "bucket", 25)),
+    ),
+    (
+        "summed_attempts",
+        (("leader", "summed", 7), ("rank2", "bucket", 14), ("rank3", "reduced", 25)),
+    ),
+    (
+        "summed_windows",
+        (("rank3", "reduced", 7), ("leader", "reduced", 14), ("rank3", "bucket", 25)),
+    ),
+    (
+        "summed_windows",
+        (("leader", "summed", 7), ("rank2", "bucket", 15), ("rank3", "reduced", 25)),
+    ),
     ("contrastive", (("rank3", "gathered", 7), ("leader", "bucket", 14), ("rank3", "forward", 29))),
     (
         "contrastive",
@@ -92,8 +108,10 @@ def test_survivors_end_where_one_process_ends(
     [
         "in_windows",
         pytest.param("attempts", marks=LONG),
+        "summed_attempts",
         pytest.param("numbered", marks=LONG),
         pytest.param("sums", marks=LONG),
+        pytest.param("summed_windows", marks=LONG),
     ],
 )
 def test_workers_that_miss_a_result_take_over_the_state_of_the_one_that_has_it(
@@ -112,7 +130,7 @@ def test_workers_that_miss_a_result_take_over_the_state_of_the_one_that_has_it(
         expected = alone("--loop", loop, script=LOOPS)
         assert all(same(result, expected) for result in run.results().values())
         assert run.output().count("pretended") == 6 + 5 + 4 + 3
-        if loop in ("in_windows", "attempts"):
+        if loop in ("in_windows", "attempts", "summed_attempts", "summed_windows"):
             assert "others are further on in the script" in run.output()
 
 
@@ -139,6 +157,23 @@ def test_a_loop_that_miscounts_repeated_batches_is_refused(step: int, tmp_path: 
     with Cluster(tmp_path, workers=3, args=args, faults=faults, script=LOOPS) as run:
         assert run.finish() != 0
         assert "Count with `for i, batch in session.enumerate(loader)`" in run.output()
+
+
+@pytest.mark.parametrize(
+    ("loop", "says"),
+    [
+        ("two_attempts", "a worker was lost in step 6 when session.attempt, or the window"),
+        ("two_passes", "backward() was called again in step 6, whose gradients generation 1"),
+    ],
+)
+def test_what_cannot_be_repeated_as_a_whole_is_an_error(
+    loop: str, says: str, tmp_path: Path
+) -> None:
+    args = ["--loop", loop]
+    faults = (("rank2", "between", 6),)
+    with Cluster(tmp_path, workers=3, args=args, faults=faults, script=LOOPS) as run:
+        assert run.finish() != 0
+        assert says in run.output()
 
 
 def test_a_learning_rate_by_a_counter_that_counts_a_repeated_batch_is_refused(

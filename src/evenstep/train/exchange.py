@@ -57,6 +57,13 @@ class Exchange:
                 "backward() was called outside of a loop over session.loader(...), on samples that "
                 "no worker was assigned. Take training batches from session.loader only."
             )
+        if step.reports and step.reduced_in != roster.generation and roster.hands_over_state:
+            raise EvenstepError(
+                f"backward() was called again in step {step.number}, whose gradients generation "
+                f"{step.reduced_in} has reduced: a worker was lost since, in a sum, and the samples "
+                "of this batch leave out its part. Do all backward passes of a batch before the "
+                "first session.sum that follows one of them. Resume with evenstep run --resume."
+            )
         step.is_between = False
         report = Report(
             samples=step.batch.samples,

@@ -101,6 +101,9 @@ class Step:
         self.num_sums = 0  # other sums over all workers that it has completed
         self.phase = Phase.COMMITTED
         self.has_batch = False
+        self.stands = (
+            False  # the loop was told that the batch in hand counts: no void step any more
+        )
         self.is_between = False  # reduced, and the loop has not asked for the next batch yet
         self.batch = Batch()  # the last one fetched
         self.own_counts = 0.0, 0.0  # items of this worker's share, and their loss
@@ -161,6 +164,7 @@ class Step:
         """Take a batch in hand, which the loop has asked for at `began_s`."""
         self.batch, self.reports, self._began_s = batch, [], began_s
         self.phase, self.has_batch, self._left_s = Phase.FETCHED, True, None
+        self.stands = False
         self.num_updates = self.num_passes = 0
         self.own_counts = 0.0, 0.0
         _notify(self.on_fetched)

@@ -250,17 +250,17 @@ class Loader:
         """If the step at hand is void, take its samples in hand again, cut for the survivors.
 
         Returns False if there is nothing to compute again: the step stands, or others have
-        completed it, and this worker has their state.
+        completed it, and this worker has their state. From then on it must not become void.
         """
-        if not self._step.is_void:
-            return False
         loop, step = self._loop, self._step
-        # A spare leaves instead of resting: by its return, this loop would be out of date.
-        generation = self._roster.settle(in_loop=False)
-        if step.is_discarded or self.epoch != loop.epoch:
-            return False
-        self._fetch(loop, generation)
-        return True
+        step.stands = not step.is_void
+        if not step.stands:
+            # A spare leaves instead of resting: by its return, this loop would be out of date.
+            generation = self._roster.settle(in_loop=False)
+            step.stands = step.is_discarded or self.epoch != loop.epoch
+        if not step.stands:
+            self._fetch(loop, generation)
+        return not step.stands
 
     def _log_order(self) -> None:
         """Log once in which order the data is used."""

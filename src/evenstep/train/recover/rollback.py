@@ -86,7 +86,7 @@ class Rollback:
             torch._foreach_copy_(self._saved_buffers, self._buffers)
         self._saved_scalers = [scaler.state_dict() for scaler in self._scalers]
         self._saved_grads = []
-        if step.num_unused:  # gradients of earlier batches have accumulated
+        if step.num_unused or self._is_overtaken:  # gradients of earlier batches, or of others
             self._saved_grads = [None if p.grad is None else p.grad.clone() for p in self._params]
         self._save_random()
         self._version = self._count_changes()
@@ -138,7 +138,7 @@ class Rollback:
         """Whether all workers have reduced the last backward pass of the batch in hand."""
         step = self._step
         is_reduced = step.has_batch and step.num_reduced > step.batch.step
-        return is_reduced and not self.alternation.expected
+        return is_reduced and (step.stands or not self.alternation.expected)
 
     def step_is_void(self) -> None:
         """Return to where the step at hand began, and undo what the rest of the loop will change.

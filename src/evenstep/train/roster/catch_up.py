@@ -39,7 +39,7 @@ class Position(msgspec.Struct, frozen=True):
 class Situation(NamedTuple):
     """Where in the script this worker is."""
 
-    has_gradients: bool = False  # that no optimizer has used yet
+    has_gradients: bool = False  # that an optimizer may not have used yet
     between_steps: bool = True  # it fetches a batch next; else it may wait for a sum
     is_void: bool = False  # the step at hand, and with it the sums that it still takes
 
@@ -55,7 +55,7 @@ class NewestState:
     position: Position  # of the sources; without `has_state`: no rank has one
     sources: tuple[int, ...]
     missing_sum: tuple[int, ...]  # sources that lack the result of the last sum
-    has_gradients: bool  # no optimizer has used them yet, so they are part of the state
+    has_gradients: bool  # some optimizer may not have used them yet: they are part of the state
     waiting: tuple[int, ...]  # sources that wait for a sum, in the middle of a step or after it
     between_steps: tuple[int, ...]  # ranks behind that fetch a batch next
 
@@ -156,7 +156,9 @@ class CatchUp:
             sum_bytes=len(self._last_sum),
         )
         failpoint("compare")
-        situation = Situation(step.num_unused > 0, between_steps, step.is_void)
+        # In the middle of a step one of several optimizers may have stepped, and others have not.
+        is_amid = step.has_batch and step.is_done and not between_steps
+        situation = Situation(step.num_unused > 0 or is_amid, between_steps, step.is_void)
         newest = compare_positions(group, own, situation)
         if not newest.position.has_state:
             self._start_anew(group.rank, resume)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, EvenstepError
 from evenstep.launch.environment import CoordinatorAddress
 from evenstep.messages import Generation, Ready
 from evenstep.train.comm.group import GroupGoneError, WorkerLostError
@@ -173,9 +173,18 @@ class ElasticRoster:
     def lost(self, error: GroupGoneError) -> None:
         """Make the step void. Closing the groups unblocks workers that still wait in them.
 
-        The loop runs on to its end; `settle` does the rest.
+        The loop runs on to its end; `settle` does the rest. Raises if the loop was told already
+        that the step stands.
         """
         step = self._job.step
+        if step.has_batch and step.stands:
+            raise EvenstepError(
+                f"a worker was lost in step {step.batch.step} when session.attempt, or the window "
+                "of session.accumulate, was over: the loop has counted the batch, so what is left "
+                "of its step cannot be repeated. Do every forward and backward pass of a batch, "
+                "and session.gather, inside of the one call or window; session.sum may come later. "
+                "Resume with evenstep run --resume."
+            ) from error
         log.info("step %d is void: %s", step.number, error)
         if isinstance(error, WorkerLostError) or self._sitting_out:
             self._tracker.report_stuck(0.0)
