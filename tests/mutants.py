@@ -165,7 +165,7 @@ MUTANTS = [
     ),
     Mutant(
         TRAIN + "exchange.py",
-        "            _check_updates(step.number, reports)\n",
+        "            self._updates.check(reports)\n",
         "            pass\n",
         "tests/train/test_counting.py",
     ),

@@ -390,6 +390,47 @@ def miscounted(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Modu
     return model
 
 
+def own_count(what: str, *, reads: bool) -> Callable[..., nn.Module]:
+    """Step a scheduler, or update an average, every three batches by a count of the script's own.
+
+    `reads`: it asks the session for its numbers, too. On a joiner the count is off by one, as it
+    would be after most steps.
+    """
+
+    def loop(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+        model = net()
+        install_faults(faults, model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        session.prepare(model, optimizer, scheduler)
+        session.register("average", average)
+        loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+        num = 0
+        for _ in session.epochs(hold.num_epochs):
+            for x, y in loader:
+                if not num and session.generation > 1:
+                    num = session._step.number + 1
+                if reads:
+                    logging.debug("step %d", session.step)
+                hold.step()
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(x), y)
+                faults.at("backward")
+                loss.backward()
+                optimizer.step()
+                num += 1
+                if num % 3 == 0 and what == "schedule":
+                    scheduler.step()
+                if num % 3 == 0 and what == "average":
+                    average.update_parameters(model)
+            if hold.is_over():
+                break
+        return nn.ModuleList([model, average])
+
+    return loop
+
+
 def rates(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
     """Learning rates set by hand, from the session's numbers, at three places of the loop."""
     model = net()
@@ -736,6 +777,10 @@ LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "rollouts": rollouts,
     "plain_epochs": plain_epochs,
     "miscounted": miscounted,
+    "own_schedule": own_count("schedule", reads=False),
+    "own_average": own_count("average", reads=False),
+    "own_schedule_and_steps": own_count("schedule", reads=True),
+    "own_average_and_steps": own_count("average", reads=True),
     "rates": rates,
     "own_rates": own_rates,
     "broken_joiner": broken("w2"),

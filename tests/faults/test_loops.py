@@ -176,6 +176,60 @@ def test_what_cannot_be_repeated_as_a_whole_is_an_error(
         assert says in run.output()
 
 
+@pytest.mark.parametrize(
+    ("loop", "says"),
+    [
+        ("own_schedule", "this loop steps a scheduler every 3 batches"),
+        ("own_average", "this loop updates 'average' every 3 batches"),
+    ],
+)
+def test_an_own_count_for_a_schedule_or_an_average_is_refused_before_it_goes_wrong(
+    loop: str, says: str, tmp_path: Path
+) -> None:
+    with Cluster(tmp_path, workers=2, args=["--loop", loop], script=LOOPS) as run:
+        assert run.finish() != 0
+        assert says in run.output()
+
+
+@pytest.mark.parametrize(
+    ("loop", "did"),
+    [
+        ("own_schedule_and_steps", "a scheduler stepped"),
+        ("own_average_and_steps", "'average' was updated"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("step", "num_batches"),
+    [pytest.param(1, 2, marks=LONG), pytest.param(5, 5, marks=LONG), (13, 2), (23, 5)],
+)
+def test_an_own_count_for_a_schedule_or_an_average_is_refused_once_it_is_wrong(
+    loop: str, did: str, step: int, num_batches: int, tmp_path: Path
+) -> None:
+    """A batch is repeated in the middle of a window, or at its end, where the update is undone."""
+    faults = (("rank2", "backward", step),)
+    with Cluster(tmp_path, workers=3, args=["--loop", loop], faults=faults, script=LOOPS) as run:
+        assert run.finish() != 0
+        assert f"{did} after {num_batches} batches instead of 3" in run.output()
+
+
+@pytest.mark.parametrize(
+    ("loop", "says"),
+    [
+        ("own_schedule_and_steps", "scheduler.step() was called a different number of times"),
+        ("own_average_and_steps", "'average', registered with the session, was updated in step"),
+    ],
+)
+def test_an_own_count_that_begins_anew_on_a_joiner_is_refused(
+    loop: str, says: str, tmp_path: Path
+) -> None:
+    args = ["--loop", loop, *HELD]
+    with Cluster(tmp_path, workers=2, args=args, script=LOOPS) as run:
+        run.until_step(3)
+        run.ask("scale", num_workers=3)
+        assert run.wait() != 0
+        assert says in run.output()
+
+
 def test_a_learning_rate_by_a_counter_that_counts_a_repeated_batch_is_refused(
     tmp_path: Path,
 ) -> None:

@@ -80,5 +80,5 @@ class Ended(LiveRun):
 
 
 def test_a_run_that_ends_early_is_told_by_its_exit_code(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="the run ended with 1: .*the run is over"):
+    with pytest.raises(AssertionError, match=r"the run ended with 1: .*the run is over"):
         Ended(tmp_path).until_training(2)

@@ -19,7 +19,19 @@ from tests.coordinate.hosted import hosted
 from tests.train.ranks import run_ranks
 from tests.train.test_left import BATCH, NUM, Training
 
-Loop = Callable[[Training], None]
+
+class Registered(Training):
+    """A model with a schedule and an average of its weights."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.average = torch.optim.swa_utils.AveragedModel(self.net)
+        session.register("schedule", self.schedule)
+        session.register("average", self.average)
+
+
+Loop = Callable[[Any], None]
 
 
 def in_a_run(folder: Path, loop: Loop) -> None:
@@ -27,7 +39,7 @@ def in_a_run(folder: Path, loop: Loop) -> None:
     with hosted(folder) as run:
         where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)
         with elastic_session(where) as session:
-            loop(Training(session))
+            loop(Registered(session))
 
 
 def accumulate(training: Training, batches: Any, num: int = 3) -> None:
@@ -111,6 +123,72 @@ def alternating(training: Training) -> None:
         training.step(batch)
 
 
+def scheduled(
+    training: Registered, batches: Any, when: Callable[[int], bool], average: Any = None
+) -> None:
+    for i, batch in batches:
+        training.step(batch)
+        if not when(i):
+            continue
+        if average is None:
+            training.schedule.step()
+        else:
+            average.update_parameters(training.net)
+
+
+def scheduled_in_every_batch(training: Registered) -> None:
+    for _ in range(3):
+        scheduled(training, enumerate(training.loader), lambda i: True)
+
+
+def scheduled_in_every_epoch(training: Registered) -> None:
+    """Also by loops that never ask for the end of an epoch, or that leave it early."""
+    for _ in range(3):
+        scheduled(training, enumerate(training.loader), lambda i: False)
+        training.schedule.step()
+    for _ in range(3):
+        batches = iter(training.loader)
+        for _ in range(len(training.loader)):
+            training.step(next(batches))
+        training.schedule.step()
+    for _ in range(3):
+        for i, batch in enumerate(training.loader):
+            training.step(batch)
+            if i == 2:
+                break
+        training.schedule.step()
+
+
+def scheduled_by_session_enumerate(training: Registered) -> None:
+    for _ in range(3):
+        batches = training.session.enumerate(training.loader)
+        scheduled(training, batches, lambda i: i % 3 == 2)
+
+
+def averaged_in_every_batch(training: Registered) -> None:
+    for _ in range(3):
+        scheduled(training, enumerate(training.loader), lambda i: True, training.average)
+
+
+def averaged_by_session_enumerate(training: Registered) -> None:
+    for _ in range(3):
+        batches = training.session.enumerate(training.loader)
+        scheduled(training, batches, lambda i: i % 2 == 1, training.average)
+
+
+def averaged_where_the_data_says(training: Registered) -> None:
+    """By chance in every second batch for a while."""
+    scheduled(training, enumerate(training.loader), lambda i: i == 0, training.average)
+    for _ in range(4):
+        scheduled(training, enumerate(training.loader), lambda i: i % 2 == 1, training.average)
+
+
+def averaged_after_every_epoch(training: Registered) -> None:
+    for _ in range(5):
+        scheduled(training, enumerate(training.loader), lambda i: False)
+        training.average.update_parameters(training.net)
+
+
 def when_the_loss_is_low(training: Training) -> None:
     """Batches are left out irregularly, by what they are."""
     for batch in training.loader:
@@ -139,6 +217,13 @@ def test_a_step_with_the_next_batch_in_hand_is_refused_in_an_elastic_run(
     [
         after_the_epoch,
         alternating,
+        averaged_after_every_epoch,
+        averaged_by_session_enumerate,
+        averaged_in_every_batch,
+        averaged_where_the_data_says,
+        scheduled_by_session_enumerate,
+        scheduled_in_every_batch,
+        scheduled_in_every_epoch,
         by_closures,
         by_session_enumerate,
         by_session_step,

@@ -42,10 +42,6 @@ def error_of(world: int, use: Use) -> str:
     return max(messages, key=len)
 
 
-def sgd_of(param: torch.Tensor) -> torch.optim.Optimizer:
-    return torch.optim.SGD([param], lr=0.1)
-
-
 def steps(
     session: Session, net: nn.Module, optimizer: torch.optim.Optimizer, *, before: Use | None = None
 ) -> None:
@@ -278,7 +274,9 @@ def test_an_optimizer_that_steps_inside_of_backward_is_refused(
 
     def in_backward(session: Session) -> None:
         net = made()
-        optimizers = {param: sgd_of(param) for param in net.parameters()}
+        optimizers: dict[torch.Tensor, torch.optim.Optimizer] = {
+            param: torch.optim.SGD([param], lr=0.1) for param in net.parameters()
+        }
 
         def step(param: torch.Tensor) -> None:
             optimizers[param].step()

@@ -6,33 +6,30 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
 
 from evenstep.errors import EvenstepError
 from evenstep.train.step import Batch, Step
-from evenstep.train.update_windows import UpdateWindows
-
-OPTIMIZER = cast(torch.optim.Optimizer, object())
+from evenstep.train.update_windows import OPTIMIZER, Update, UpdateWindows, registered
 
 
 class Loop:
     """A loop that reads `session.step`, with an epoch of ten batches."""
 
     def __init__(self) -> None:
-        self.step, self.loader = Step(), SimpleNamespace(is_last=False)
-        job: Any = SimpleNamespace(step=self.step, loader=self.loader)
-        self.windows = UpdateWindows(job)
+        self.step, self.loader = Step(), SimpleNamespace(is_last=False, epoch=0)
+        self.windows = UpdateWindows(self.step, lambda: cast(Any, self.loader))
         self.windows.is_counted = True
         self.number = -1
 
-    def update_after(self, num_batches: int, num_void: int = 0) -> None:
+    def update_after(self, num_batches: int, num_void: int = 0, update: Update = OPTIMIZER) -> None:
         """Step an optimizer after so many batches that count, and so many repeated ones."""
         for _ in range(num_batches):
             self.number += 1
             self.step.fetched(Batch(step=self.number, samples=1), 0.0)
         self.step.num_void += num_void
         self.loader.is_last = self.number % 10 == 9
-        self.windows.updated(OPTIMIZER)
+        self.loader.epoch = self.number // 10
+        self.windows.updated(update.did, update)
 
 
 def test_a_window_that_is_short_by_its_repeated_batches_is_refused() -> None:
@@ -85,3 +82,61 @@ def test_a_window_whose_update_came_from_others_is_not_the_usual_one() -> None:
     loop.update_after(1)
     loop.update_after(1, num_void=1)
     loop.update_after(1)
+
+
+def test_a_window_in_which_the_update_fell_into_the_void_step_is_refused() -> None:
+    """It was skipped there, and the count goes on to the next multiple."""
+    loop = Loop()
+    loop.update_after(3)
+    loop.update_after(3)
+    with pytest.raises(EvenstepError, match="after 5 batches instead of 3"):
+        loop.update_after(5, num_void=1)
+
+
+def test_such_a_window_is_judged_by_those_after_it() -> None:
+    loop = Loop()
+    loop.update_after(5, num_void=1)
+    loop.update_after(2)
+    with pytest.raises(EvenstepError, match="after 5 batches instead of 2"):
+        loop.update_after(2)
+
+
+AVERAGE = registered("average")
+
+
+def test_a_regular_update_of_a_registered_object_is_a_count() -> None:
+    loop = Loop()
+    loop.windows.is_counted = False
+    for _ in range(3):
+        loop.update_after(4, update=AVERAGE)
+    with pytest.raises(EvenstepError, match="this loop updates 'average' every 4 batches"):
+        loop.update_after(4, update=AVERAGE)
+
+
+def test_an_update_that_depends_on_the_data_is_no_count() -> None:
+    """As of the best state so far."""
+    loop = Loop()
+    loop.windows.is_counted = False
+    for num_batches in (1, *[2] * 9):
+        loop.update_after(num_batches, update=AVERAGE)
+    loop.update_after(1, num_void=1, update=AVERAGE)
+
+
+def test_a_count_beside_that_of_the_session_is_refused_once_it_is_wrong() -> None:
+    """As an average by a counter of its own in a loop over session.enumerate."""
+    loop = Loop()
+    loop.windows.is_trusted = True
+    for _ in range(3):
+        loop.update_after(2, update=AVERAGE)
+    with pytest.raises(EvenstepError, match="'average' was updated after 1 batch instead of 2"):
+        loop.update_after(1, num_void=1, update=AVERAGE)
+
+
+def test_the_sessions_own_count_begins_anew_with_each_epoch() -> None:
+    """By `(i + 1) % 3 == 0`: a window of four crosses into the second epoch of ten batches."""
+    loop = Loop()
+    loop.windows.is_trusted = True
+    for num_batches in (3, 3, 3):
+        loop.update_after(num_batches)
+    loop.update_after(4, num_void=2)
+    loop.update_after(3, num_void=1)

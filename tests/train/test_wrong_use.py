@@ -235,7 +235,8 @@ def test_a_scheduler_made_after_the_first_batch_is_refused(tmp_path: Path) -> No
 def test_a_step_that_is_guarded_twice_passes_both_guards() -> None:
     optimizer, seen = SGD(network().parameters()), list[str]()
     releases = [
-        skip_void_steps(Step(), [optimizer], partial(seen.append, name)) for name in ("in", "out")
+        skip_void_steps(Step(), [optimizer], partial(seen.append, name), lambda _: None)
+        for name in ("in", "out")
     ]
     optimizer.step()
     assert seen == ["out", "in"]

@@ -24,6 +24,7 @@ from evenstep.train.plan.plans import Plans, RankPlan
 from evenstep.train.ports import NoPlanner, Planner, Roster
 from evenstep.train.reduce.loss_scale import LossScale, check_scales
 from evenstep.train.step import Report, Step
+from evenstep.train.updates import Updates
 
 log = logging.getLogger("evenstep")
 
@@ -40,10 +41,12 @@ class Exchange:
         roster: Roster,
         loss_scale: LossScale,
         settings: OptimizerSettings,
+        updates: Updates,
         host_load: HostLoad,
     ) -> None:
         self._step, self._plans, self._roster = step, plans, roster
-        self._loss_scale, self._settings, self._host_load = loss_scale, settings, host_load
+        self._loss_scale, self._settings, self._updates = loss_scale, settings, updates
+        self._host_load = host_load
         self.meter: Meter
         self.planner: Planner = NoPlanner()
         self._told_faulty: set[int] = set()  # ranks whose gradients were not finite
@@ -60,11 +63,12 @@ class Exchange:
         if step.reports and step.reduced_in != roster.generation and roster.hands_over_state:
             raise EvenstepError(
                 f"backward() was called again in step {step.number}, whose gradients generation "
-                f"{step.reduced_in} has reduced: a worker was lost since, in a sum, and the samples "
-                "of this batch leave out its part. Do all backward passes of a batch before the "
+                f"{step.reduced_in} has reduced: a worker was lost since, in a sum, and the batch "
+                "would lack its samples. Do all backward passes of a batch before the "
                 "first session.sum that follows one of them. Resume with evenstep run --resume."
             )
         step.is_between = False
+        updates = self._updates.last
         report = Report(
             samples=step.batch.samples,
             compute_s=self.meter.ready(step.batch.samples),
@@ -74,7 +78,9 @@ class Exchange:
             weight=step.batch.weight,
             grad_squared_norm=own_squared_norm,
             loss_scale=self._loss_scale.current(roster.generation),
-            num_updates=step.last_updates,
+            num_updates=updates.optimizers,
+            num_scheduled=updates.schedulers,
+            registered=updates.registered,
             data_digest=float(step.batch.digest),
             settings_digest=self._settings.digest(),
             items=step.own_counts[0],
@@ -94,8 +100,8 @@ class Exchange:
             self._judge_faulty(reports)
         if any(report.loss_scale != reports[0].loss_scale for report in reports):
             check_scales(reports)
-        if any(report.num_updates != reports[0].num_updates for report in reports):
-            _check_updates(step.number, reports)
+        if len({(r.num_updates, r.num_scheduled, r.registered) for r in reports}) > 1:
+            self._updates.check(reports)
         if any(report.data_digest != reports[0].data_digest for report in reports):
             _refuse_data(step.number, reports)
         if any(report.settings_digest != reports[0].settings_digest for report in reports):
@@ -136,19 +142,6 @@ class Exchange:
             )
         ranks = ", ".join(map(str, sorted(faulty)))
         raise WorkerLostError(f"gradients of rank {ranks}, which has just joined, are not finite")
-
-
-def _check_updates(step: int, reports: Sequence[Report]) -> None:
-    """Refuse replicas that have diverged: optimizers must step in the same batches on all ranks."""
-    known = {rank: int(r.num_updates) for rank, r in enumerate(reports) if r.num_updates >= 0}
-    if len(set(known.values())) > 1:
-        counts = ", ".join(f"{num} on rank {rank}" for rank, num in known.items())
-        raise EvenstepError(
-            f"optimizer.step() was called a different number of times in step {step - 1}: {counts}."
-            " The replicas are no longer equal. Step in the same batches on every worker: decide "
-            "by what all of them know, such as session.step or session.sum(loss), not by a counter "
-            "or a loss of one worker."
-        )
 
 
 def _refuse_data(step: int, reports: Sequence[Report]) -> None:

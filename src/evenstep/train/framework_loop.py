@@ -13,6 +13,13 @@ class FrameworkLoop:
     def __init__(self, job: Job, roster: Roster, between: BetweenSteps) -> None:
         self._job, self._roster, self._between = job, roster, between
 
+    def owns(self, name: str) -> None:
+        """A registered object is the framework's own.
+
+        It need not change in the same batches on all workers, nor by the session's numbers.
+        """
+        self._job.updates.of_framework.add(name)
+
     def enter(self) -> None:
         """Join the others now, and take over the run's state, instead of with the first batch."""
         self._between.check_open("session.framework.enter")

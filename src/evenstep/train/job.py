@@ -23,6 +23,7 @@ from evenstep.train.reduce.loss_scale import LossScale
 from evenstep.train.reduce.norm_layers import NormLayers
 from evenstep.train.reduce.reducer import Reducer
 from evenstep.train.step import Step
+from evenstep.train.updates import Updates
 
 MakeGroup = Callable[[str, torch.device], Group]
 
@@ -60,6 +61,7 @@ class Job:
         self.loss_scale = LossScale()
         self.stateful: dict[str, Any] = {}  # optimizers, schedulers, registered objects, by name
         self.settings = OptimizerSettings(self.step, self.stateful)
+        self.updates = Updates(self.step, lambda: self.loader)
         self.num_epochs = 0  # 0: unknown, the script does not use session.epochs
         self._make_features: Callable[[], FeatureGroup]  # of the present generation
         self._features: FeatureGroup | None = None

@@ -23,7 +23,8 @@ log = logging.getLogger("evenstep")
 
 WAY_OUT = (
     "Compute it from what all workers know and a repeated batch does not change, such as "
-    "session.step or the sum of a loss, or pass a scheduler to session.prepare."
+    "session.step or the sum of a loss. Or pass a scheduler to session.prepare and step it with "
+    "every batch, after every epoch, or by the numbers of session.enumerate(loader)."
 )
 # What scripts and schedules set. Some optimizers keep results in their groups, rounded differently
 # on unlike machines.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial, update_wrapper
 from typing import Any, Never
 
 import torch
@@ -18,7 +18,6 @@ from evenstep.train.job import Job
 from evenstep.train.plan.plans import LrScale
 from evenstep.train.reduce.reducer import STEP_AFTERWARDS
 from evenstep.train.step import FORGOTTEN, Phase, Step
-from evenstep.train.update_windows import UpdateWindows
 
 log = logging.getLogger("evenstep")
 
@@ -33,7 +32,6 @@ class OptimizerHooks:
         self._job, self._is_leader = job, is_leader
         self._hands_over_state = hands_over_state
         self._lr_factor = LrFactor(job.lr_scale, job.step)
-        self.windows = UpdateWindows(job) if hands_over_state else None
         self._attached: set[int] = set()
         self._is_stepping = self._warned = False
         job.step.on_forgotten.append(self._forgotten)
@@ -51,16 +49,6 @@ class OptimizerHooks:
         """Refuse steps of optimizers that are not attached. Returns a function that ends this."""
         return register_optimizer_step_pre_hook(self._check_attached).remove
 
-    def counts_are_read(self) -> None:
-        """The script asks for the number of steps or samples."""
-        if self.windows is not None:
-            self.windows.is_counted = True
-
-    def trust_counts(self) -> None:
-        """The script leaves counting to the session."""
-        if self.windows is not None:
-            self.windows.is_trusted = True
-
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         _check_after_backward(optimizer)
         self._check_reduced(optimizer)
@@ -73,9 +61,7 @@ class OptimizerHooks:
         if self._hands_over_state:
             _check_at_hand(step)
         step.num_unused = 0
-        step.num_updates += 1
-        if self.windows is not None:
-            self.windows.updated(optimizer)
+        self._job.updates.optimizer_stepped(optimizer, may_repeat=self._hands_over_state)
 
     def _check_attached(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) in self._attached or self._is_stepping:  # or inside of one that is
@@ -226,19 +212,22 @@ def _stepping_scaler() -> GradScaler | None:
 
 
 def skip_void_steps(
-    step: Step, objects: Iterable[Any], before: Callable[[], None]
+    step: Step,
+    objects: Iterable[Any],
+    before: Callable[[], None],
+    scheduled: Callable[[LRScheduler], None],
 ) -> Callable[[], None]:
     """Skip the steps of optimizers and schedulers while the training step is void.
 
-    Calls `before` before every step of an optimizer that is not skipped. Returns a function that
-    makes all of them step as before again.
+    Of those that are not skipped, calls `before` before every step of an optimizer, `scheduled`
+    after every one of a scheduler. Returns a function that makes all of them step as before again.
     """
     releases = []
     for obj in objects:
         if isinstance(obj, torch.optim.Optimizer):
-            releases.append(_skip_if_void(step, obj, before))
+            releases.append(_skip_if_void(step, obj, before=before))
         elif isinstance(obj, LRScheduler):
-            releases.append(_skip_if_void(step, obj, None))
+            releases.append(_skip_if_void(step, obj, after=partial(scheduled, obj)))
 
     def release() -> None:
         for undo in reversed(releases):  # the last first: an object may be wrapped twice
@@ -251,18 +240,23 @@ class GuardedStep:
     """The `step` of an optimizer or scheduler that is skipped while the training step is void."""
 
     def __init__(
-        self, step: Step, take_step: Callable[..., Any], before: Callable[[], None] | None
+        self,
+        step: Step,
+        take_step: Callable[..., Any],
+        before: Callable[[], None],
+        after: Callable[[], None],
     ) -> None:
         # Keep the mark that schedulers leave on `step`. First: it may be a GuardedStep itself.
-        functools.update_wrapper(self, take_step)
-        self._step, self._take_step, self._before = step, take_step, before
+        update_wrapper(self, take_step)
+        self._step, self._take_step, self._before, self._after = step, take_step, before, after
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._step.is_discarded:
             return None
-        if self._before is not None:
-            self._before()
-        return self._take_step(*args, **kwargs)
+        self._before()
+        result = self._take_step(*args, **kwargs)
+        self._after()
+        return result
 
     @property
     def __func__(self) -> Never:
@@ -274,13 +268,20 @@ class GuardedStep:
         )
 
 
+def _nothing() -> None:
+    pass
+
+
 def _skip_if_void(
-    step: Step, stepper: Any, before: Callable[[], None] | None
+    step: Step,
+    stepper: Any,
+    before: Callable[[], None] = _nothing,
+    after: Callable[[], None] = _nothing,
 ) -> Callable[[], None]:
     take_step = stepper.step
     original = {"step": stepper.__dict__["step"]} if "step" in stepper.__dict__ else {}
 
-    guarded = GuardedStep(step, take_step, before)
+    guarded = GuardedStep(step, take_step, before, after)
     if isinstance(stepper, torch.optim.Optimizer):
         stepper.__dict__["step"] = guarded  # as schedulers do
 

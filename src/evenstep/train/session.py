@@ -43,11 +43,17 @@ class Session:
 
     def __init__(self, job: Job, roster: Roster, observer: Observer | None = None) -> None:
         self._job, self._roster, self._observer = job, roster, observer
-        self._step, self._plans = job.step, job.plans
+        self._step, self._plans, self._counts = job.step, job.plans, job.updates.windows
         self._host_load = HostLoad()
         self._recent = RecentSteps(self._step)
         self._exchange = Exchange(
-            self._step, self._plans, roster, job.loss_scale, job.settings, self._host_load
+            self._step,
+            self._plans,
+            roster,
+            job.loss_scale,
+            job.settings,
+            job.updates,
+            self._host_load,
         )
         self._optimizers = OptimizerHooks(
             job,
@@ -117,7 +123,7 @@ class Session:
     @property
     def step(self) -> int:
         """Steps taken by the whole cluster; the one at hand counts from its backward pass on."""
-        self._optimizers.counts_are_read()
+        self._counts.is_counted = True
         return self._step.num_taken
 
     @property
@@ -156,7 +162,7 @@ class Session:
 
         Those that `drop_last` leaves out of an epoch count with it.
         """
-        self._optimizers.counts_are_read()
+        self._counts.is_counted = True
         return self._job.loader.num_used if self._job.has_loader else 0
 
     @property
@@ -319,7 +325,7 @@ class Session:
         the built-in `enumerate` counts a batch again that is repeated after the loss of a worker,
         and begins with 0 in a worker that joins in the middle of an epoch.
         """
-        self._optimizers.trust_counts()
+        self._counts.is_trusted = True
         for batch in loader:
             yield start + loader.index, batch
 
@@ -335,7 +341,7 @@ class Session:
         A batch that must be repeated is repeated inside of its window, so windows may be counted
         in any way.
         """
-        self._optimizers.trust_counts()
+        self._counts.is_trusted = True
         return windows(loader, whole("num_batches", num_batches, 1))
 
     def attempt(self, compute: Callable[[Any], T], batch: Any) -> T:
@@ -344,7 +350,7 @@ class Session:
         If a worker is lost, `compute` is called again at once with the samples as cut for the
         survivors, and the loop never notices.
         """
-        self._optimizers.trust_counts()
+        self._counts.is_trusted = True
         result = compute(batch)
         loader = self._job.loader
         while loader.repeat():

@@ -64,6 +64,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     grad_squared_norm: float = 0.0  # of its own mean gradient; 0: not measured
     loss_scale: float = 0.0  # of its GradScalers; 1: none; 0: unknown
     num_updates: float = -1.0  # optimizer steps in the batch before; -1: it had no such batch
+    num_scheduled: float = -1.0  # steps of schedulers in that batch
+    registered: float = -1.0  # a bit for each registered object that changed in that batch
     data_digest: float = 0.0  # of the order in which it finds the data; equal on all ranks
     settings_digest: float = 0.0  # of its optimizers' learning rates and the like; equal, too
     items: float = 0.0  # that the script counted in its share, such as tokens
@@ -113,13 +115,12 @@ class Step:
         self.measures_noise = False  # squared norms of gradients, for adaptive learning rates
         self.num_unused = 0  # batches whose gradients no optimizer step has used yet
         self.num_passes = 0  # backward passes of the batch in hand
-        self.num_updates = 0  # optimizer steps since the batch in hand was fetched
-        self.last_updates = -1  # optimizer steps in the batch before; -1: this worker had none
         self.idle_s = 0.0  # spent on roster changes instead of training, not reported yet
         self.seconds = self.usual_s = 0.0  # that the last committed step took, and an EWMA of it
         self.on_fetched: list[Callable[[], None]] = []
         self.on_reduced: list[Callable[[], None]] = []
         self.on_void: list[Callable[[], None]] = []
+        self.on_done: list[Callable[[], None]] = []  # with a batch that counts, still in hand
         self.on_committed: list[Callable[[], None]] = []
         self.on_forgotten: list[Callable[[], None]] = []  # gradients pile up unused
         self._began_s = time.monotonic()
@@ -165,7 +166,7 @@ class Step:
         self.batch, self.reports, self._began_s = batch, [], began_s
         self.phase, self.has_batch, self._left_s = Phase.FETCHED, True, None
         self.stands = False
-        self.num_updates = self.num_passes = 0
+        self.num_passes = 0
         self.own_counts = 0.0, 0.0
         _notify(self.on_fetched)
 
@@ -194,7 +195,6 @@ class Step:
             self.num_void -= 1  # nothing is to be repeated
         self.num_adopted += 1
         self.phase = Phase.ADOPTED if self.has_batch else Phase.COMMITTED
-        self.last_updates = -1
 
     def overtake(self) -> None:
         """Others are ahead in the script: until it catches up, its work is discarded."""
@@ -219,7 +219,8 @@ class Step:
             )
         ended_s = time.monotonic() if self._left_s is None else self._left_s
         reduced_here = self.phase is Phase.REDUCED
-        self.last_updates = self.num_updates if reduced_here else -1
+        if reduced_here:
+            _notify(self.on_done)
         self.num_void += self.is_void
         if not self.is_void:
             self.number, self.phase = self.batch.step + 1, Phase.COMMITTED

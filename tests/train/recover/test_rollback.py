@@ -10,7 +10,9 @@ import torch
 from evenstep.errors import EvenstepError
 from evenstep.train.recover.rollback import Rollback
 from evenstep.train.recover.state import TrainingState
+from evenstep.train.recover.undo import UndoRegistered
 from evenstep.train.step import Batch, Step
+from evenstep.train.updates import Change
 
 
 def test_a_void_step_takes_its_reductions_and_sums_back() -> None:
@@ -107,3 +109,49 @@ def test_a_large_state_that_was_updated_before_the_loss_is_refused(name: str) ->
         script.box.add()
     with pytest.raises(EvenstepError, match=f"'{name}', registered with the session, was updated"):
         script.void()
+
+
+class Around:
+    """A module in an object of the script's own, whose state is views or copies of its tensors."""
+
+    def __init__(self, *, copies: bool) -> None:
+        self.module, self.copies, self.num = torch.nn.Linear(256, 256), copies, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self.module.state_dict()
+        copied = {name: tensor.clone() for name, tensor in state.items()}
+        return {"module": copied if self.copies else state, "num": self.num}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.module.load_state_dict(state["module"])
+        self.num = state["num"]
+
+
+def test_a_change_is_told_from_being_asked_again() -> None:
+    around = Around(copies=False)
+    undo = UndoRegistered("around", around)
+    undo.begin_step()
+    assert undo.change() == Change()
+    around.num += 1
+    assert undo.change() == Change(numbers=True)
+    with torch.no_grad():
+        around.module.bias.add_(0)
+    assert undo.change() == Change(numbers=True, tensors=True)
+    undo.begin_step()
+    assert undo.change() == Change()
+    around.module = torch.nn.Linear(256, 256)
+    assert undo.change() == Change(tensors=True)
+
+
+def test_of_a_state_of_copies_only_numbers_are_compared_and_it_is_undone_all_the_same() -> None:
+    around = Around(copies=True)
+    undo = UndoRegistered("around", around)
+    undo.begin_step()
+    before = around.state_dict()["module"]["bias"]
+    with torch.no_grad():
+        around.module.bias.add_(1)
+    around.num += 1
+    assert undo.change() == Change(numbers=True)
+    undo.step_is_void(3)
+    undo.restore()
+    assert torch.equal(around.state_dict()["module"]["bias"], before)

@@ -132,6 +132,7 @@ class ElasticMixin(transformers.Trainer):
         self._progress = TrainerProgress(self)
         self._batches = TrainerBatches(loader, self.args.gradient_accumulation_steps)
         session.register("trainer", self._progress)
+        session.framework.owns("trainer")
         self.accelerator.backward = self._backward
         if resume_from_checkpoint is not None:
             self._load_rng_state(resume_from_checkpoint)

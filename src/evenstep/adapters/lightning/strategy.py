@@ -105,6 +105,7 @@ class Strategy(SingleDeviceStrategy):
             sync_batchnorm=self._sync_batchnorm,
         )
         self.session.register("trainer", self._progress)
+        self.session.framework.owns("trainer")
 
     def process_dataloader(self, dataloader: Any) -> Any:
         if self._session is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from evenstep.train.recover.flatten import unflatten
 from evenstep.train.recover.state import TrainingState
 from evenstep.train.recover.undo import UndoRegistered, UndoScheduler
 from evenstep.train.step import Step
+from evenstep.train.updates import Change
 
 KNOWN_BATCHES = 1000  # after so many, a script has shown whether it alternates
 
@@ -103,6 +104,11 @@ class Rollback:
             if name not in self._registered and not isinstance(obj, handled):
                 self._registered[name] = undo = UndoRegistered(name, obj)
                 undo.begin_step()
+
+    @property
+    def changes(self) -> Mapping[str, Callable[[], Change]]:
+        """What tells how each registered object has changed in the step at hand."""
+        return {name: undo.change for name, undo in self._registered.items()}
 
     @property
     def _undoes(self) -> list[UndoScheduler | UndoRegistered]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
 from evenstep.errors import EvenstepError
+from evenstep.train.updates import UNCHANGED, Change
 
 SMALL_BYTES = 1 << 16  # of a state that is copied in every step
+PLAIN = (bool, int, float, complex, str, bytes, type(None))  # compared by value
 
 
 class UndoScheduler:
@@ -37,6 +40,29 @@ class UndoScheduler:
             group.update({name: _copied(value) for name, value in saved.items()})
 
 
+class Fingerprint:
+    """Shows whether a state has changed since, without reading its tensors."""
+
+    def __init__(self, state: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """Of a `state_dict`; or, of a module, of the tensors that it keeps for good."""
+        leaves = [] if tensors else tree_leaves(state)
+        self.numbers = [x for x in leaves if isinstance(x, PLAIN)]
+        # Kept, since their memory might belong to other tensors soon.
+        self._tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        # By their memory: a module's state_dict has another view of it each time it is asked.
+        self._places = [x.data_ptr() for x in self._tensors]
+        self._version = sum([x._version for x in tensors or versioned(self._tensors)])
+
+    def has_same_tensors(self, other: Fingerprint) -> bool:
+        """Whether the tensors are the same ones, with any values."""
+        return self._places == other._places
+
+    def change_until(self, later: Fingerprint) -> Change:
+        """What has changed from this one to a later one."""
+        tensors = self._version != later._version or not self.has_same_tensors(later)
+        return Change(numbers=self.numbers != later.numbers, tensors=tensors)
+
+
 class UndoRegistered:
     """An object with a `state_dict`. A large state is copied only once the step is void.
 
@@ -47,25 +73,36 @@ class UndoRegistered:
     def __init__(self, name: str, obj: Any) -> None:
         self._name, self.obj = name, obj
         self._saved: Any = None
-        self._before: Any = None
         tensors = [leaf for leaf in tree_leaves(obj.state_dict()) if torch.is_tensor(leaf)]
-        self._is_small = sum(t.numel() * t.element_size() for t in tensors) <= SMALL_BYTES
+        size = sum(t.numel() * t.element_size() for t in tensors)
         is_module = isinstance(obj, torch.nn.Module)
-        self._tensors = [*obj.parameters(), *obj.buffers()] if is_module else []
+        self._tensors = versioned([*obj.parameters(), *obj.buffers()]) if is_module else []
+        self._before = self._fingerprint()
+        # A state of copies looks changed whenever it is asked for.
+        self._is_copied = size <= SMALL_BYTES or self._gives_copies(self._before)
 
     def begin_step(self) -> None:
         """Save the state, or a fingerprint that shows whether it changes."""
-        self._saved, self._before = None, None
-        if self._is_small:
-            self._saved = copy.deepcopy(self.obj.state_dict())
-        else:
-            self._before = self._fingerprint()
+        state = self.obj.state_dict() if self._is_copied or not self._tensors else None
+        self._saved = copy.deepcopy(state) if self._is_copied else None
+        self._before = Fingerprint(state, self._tensors)
+
+    def change(self) -> Change:
+        """What has changed in this step."""
+        now = self._fingerprint()
+        change = self._before.change_until(now)
+        if change.tensors and self._gives_copies(now):
+            return change._replace(tensors=False)  # unknown
+        return change
+
+    def _gives_copies(self, now: Fingerprint) -> bool:
+        return not now.has_same_tensors(self._fingerprint())
 
     def step_is_void(self, step: int) -> None:
         """Save a large state. Raises if the step has changed it already."""
-        if self._is_small:
+        if self._is_copied:
             return
-        if self._fingerprint() != self._before:
+        if self._before.change_until(self._fingerprint()) != UNCHANGED:
             raise EvenstepError(
                 f"step {step} is void because a worker was lost, but {self._name!r}, registered "
                 "with the session, was updated in it before the backward pass, and that cannot be "
@@ -78,11 +115,13 @@ class UndoRegistered:
         if self._saved is not None:
             self.obj.load_state_dict(copy.deepcopy(self._saved))  # it may keep a reference
 
-    def _fingerprint(self) -> Any:
-        if self._tensors:
-            return sum(tensor._version for tensor in self._tensors)
-        leaves = tree_leaves(self.obj.state_dict())
-        return [(id(x), x._version) if torch.is_tensor(x) else x for x in leaves]
+    def _fingerprint(self) -> Fingerprint:
+        return Fingerprint(None if self._tensors else self.obj.state_dict(), self._tensors)
+
+
+def versioned(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors that count their changes; those made in inference mode do not."""
+    return [x for x in tensors if not x.is_inference()]
 
 
 def _copied(value: Any) -> Any:

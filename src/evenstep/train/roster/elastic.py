@@ -152,8 +152,12 @@ class ElasticRoster:
         )
         self._has_entered = True
         self._release_steps = skip_void_steps(
-            step, job.stateful.values(), rollback.before_optimizer_step
+            step,
+            job.stateful.values(),
+            rollback.before_optimizer_step,
+            job.updates.scheduler_stepped,
         )
+        job.updates.watch(lambda: rollback.changes)
         step.on_fetched.insert(0, rollback.begin_step)  # before the meter starts
         step.on_void.append(rollback.step_is_void)
         step.on_reduced.append(rollback.alternation.backward)
