@@ -170,6 +170,24 @@ MUTANTS = [
         "tests/train/test_counting.py",
     ),
     Mutant(
+        TRAIN + "updates.py",
+        "            if change != UNCHANGED:",
+        "            if False:",
+        "tests/faults/test_loops.py -k before_it_goes_wrong",
+    ),
+    Mutant(
+        TRAIN + "updates.py",
+        "self.windows.updated(id(scheduler), SCHEDULER)",
+        "pass",
+        "tests/faults/test_loops.py -k before_it_goes_wrong",
+    ),
+    Mutant(
+        TRAIN + "roster/catch_up.py",
+        "Situation(step.num_unused > 0 or is_amid,",
+        "Situation(step.num_unused > 0,",
+        "tests/faults/test_loops.py -k miss_a_result",
+    ),
+    Mutant(
         TRAIN + "recover/rollback.py",
         "        step.num_reduced, step.reduced_in, step.num_sums = self._counts_before\n",
         "",
