@@ -327,7 +327,7 @@ def test_a_worker_that_joins_a_loop_over_plain_epochs_begins_in_the_runs_epoch(
         assert all(same(result, expected) for result in run.results().values())
 
 
-@pytest.mark.parametrize("loop", [pytest.param("weighted", marks=LONG), "streamed"])
+@pytest.mark.parametrize("loop", [pytest.param("weighted", marks=LONG), "streamed", "looked"])
 def test_workers_that_join_or_resume_go_on_in_the_data_of_the_others(
     loop: str, tmp_path: Path, alone: Alone
 ) -> None:

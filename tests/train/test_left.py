@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from evenstep.errors import EvenstepError
 from evenstep.launch.ranks import StaticRank
@@ -29,13 +29,31 @@ def numbered() -> TensorDataset:
     return TensorDataset(*data(NUM).tensors, torch.arange(NUM))
 
 
+class Stream(IterableDataset[Any]):
+    """Samples that can only be read one after the other."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+
 class Training:
     """A model and the samples that it was trained on."""
 
-    def __init__(self, session: Session, net: nn.Module | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        session: Session,
+        net: nn.Module | None = None,
+        *,
+        batch: int = BATCH,
+        of: Any = None,
+        **options: Any,
+    ) -> None:
         self.session, self.net = session, net or made()
         self.net, self.optimizer = session.prepare(self.net, sgd(self.net))
-        self.loader: Loader = session.loader(numbered(), batch=BATCH, **options)
+        self.loader: Loader = session.loader(of or numbered(), batch=batch, **options)
         self.seen: list[int] = []
 
     def step(self, batch: list[torch.Tensor]) -> None:
@@ -127,7 +145,7 @@ def test_the_next_loop_begins_the_next_epoch(leave: Leave, workers: int) -> None
         leave(training)
         for batch in training.loader:
             training.step(batch)
-        assert (session.step, session.samples) == (sum(loops), len(loops) * NUM)
+        assert (session.step, session.samples) == (sum(loops), sum(loops) * BATCH)
         order = training.loader.order
         epochs = [order.samples.items(e, 0, num * BATCH) for e, num in enumerate(loops)]
         return training.seen, [i for epoch in epochs for i in epoch], result(training.net)
@@ -167,7 +185,7 @@ def test_each_turn_of_session_epochs_begins_a_new_epoch() -> None:
         for epoch in session.epochs(3):
             by_break(training)
             session.sum(1.0)
-            assert session.samples == epoch * NUM + 2 * BATCH
+            assert session.samples == (epoch + 1) * 2 * BATCH
         assert session.step == 6
         assert training.loader.state_dict()["epoch"] == 3
         return result(training.net)
@@ -186,6 +204,134 @@ def test_two_loops_in_one_turn_are_two_epochs() -> None:
         return turns, session.step
 
     assert run_ranks(2, body) == [([0, 2], 8)] * 2
+
+
+# What was used, and what was only looked at.
+
+
+def test_samples_of_epochs_that_were_skipped_are_not_counted() -> None:
+    def body(session: Session) -> list[int]:
+        training, counts = Training(session), []
+        for epoch in (1, 4):
+            training.loader.set_epoch(epoch)
+            counts.append(session.samples)
+            by_break(training)
+        return [*counts, session.samples]
+
+    assert run_ranks(2, body) == [[0, 2 * BATCH, 4 * BATCH]] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_samples_that_do_not_fill_a_batch_and_are_left_out_are_not_counted(stream: bool) -> None:
+    data = list(numbered())
+
+    def body(session: Session) -> int:
+        training = Training(session, drop_last=True, batch=20, of=Stream(data) if stream else data)
+        for _ in range(3):
+            for batch in training.loader:
+                training.step(batch)
+        return session.samples
+
+    assert run_ranks(2, body) == [3 * 40] * 2
+
+
+def test_the_count_goes_on_where_a_run_is_resumed() -> None:
+    def begin(session: Session) -> dict[str, Any]:
+        training = Training(session)
+        by_break(training)
+        by_break(training)
+        return training.loader.state_dict()
+
+    def resume(session: Session) -> tuple[int, int]:
+        training = Training(session)
+        training.loader.load_state_dict(state)
+        before = session.samples
+        for _ in session.epochs(3):
+            by_break(training)
+        return before, session.samples
+
+    [state] = run_ranks(1, begin)
+    assert state["epoch"] == 2
+    assert run_ranks(2, resume) == [(4 * BATCH, 6 * BATCH)] * 2
+
+
+def by_next_alone(loader: Loader) -> None:
+    next(iter(loader))
+
+
+def by_next_of_an_iterator_that_is_kept(loader: Loader) -> None:
+    KEPT.append(iter(loader))
+    next(KEPT[-1])
+
+
+def by_a_loop(loader: Loader) -> None:
+    for _ in loader:
+        break
+
+
+LOOKS = [by_next_alone, by_next_of_an_iterator_that_is_kept, by_a_loop]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("names_epochs", [False, True])
+def test_a_look_at_a_batch_before_each_epoch_uses_none(
+    look: Callable[[Loader], None], workers: int, names_epochs: bool
+) -> None:
+    def body(session: Session) -> tuple[list[int], list[int]]:
+        training = Training(session, num_workers=workers)
+        look(training.loader)
+        for epoch in range(2):
+            assert training.loader.state_dict()["epoch"] == epoch
+            look(training.loader)
+            if names_epochs:
+                training.loader.set_epoch(epoch)
+            for batch in training.loader:
+                training.step(batch)
+        assert session.samples == 2 * NUM
+        samples = training.loader.order.samples
+        return training.seen, [i for epoch in range(2) for i in samples.items(epoch, 0, NUM)]
+
+    [(seen, expected)] = run_ranks(1, body)
+    assert seen == expected
+    ranks = run_ranks(2, body)
+    assert sorted(i for seen, _ in ranks for i in seen) == sorted(expected)
+
+
+def test_a_resumed_run_goes_on_in_its_epoch_after_its_script_has_looked_at_a_batch() -> None:
+    def begin(session: Session) -> tuple[dict[str, Any], list[int]]:
+        training = Training(session)
+        by_next_alone(training.loader)
+        for batch in training.loader:
+            training.step(batch)
+            if session.step == 2:
+                return training.loader.state_dict(), training.seen
+        raise AssertionError("no second step")
+
+    def resume(session: Session) -> list[int]:
+        training = Training(session)
+        training.loader.load_state_dict(state)
+        by_next_alone(training.loader)
+        for batch in training.loader:
+            training.step(batch)
+        assert session.samples == NUM
+        return training.seen
+
+    [(state, seen)] = run_ranks(1, begin)
+    ranks = run_ranks(2, resume)
+    assert sorted([*seen, *(i for rank in ranks for i in rank)]) == [*range(NUM)]
+
+
+def test_a_loop_that_is_left_at_another_step_on_one_rank_is_refused() -> None:
+    def body(session: Session) -> None:
+        training = Training(session)
+        for batch in islice(training.loader, 2 if session.rank else 3):
+            training.step(batch)
+        for batch in training.loader:
+            training.step(batch)
+
+    with pytest.raises(EvenstepError, match="step 2 is of epoch 0 on rank 0, 1 on rank 1: a loop"):
+        run_ranks(2, body)
 
 
 # Loops that never ask for the end of an epoch.

@@ -23,7 +23,7 @@ from evenstep.train.optimizer_settings import OptimizerSettings, check_settings
 from evenstep.train.plan.plans import Plans, RankPlan
 from evenstep.train.ports import NoPlanner, Planner, Roster
 from evenstep.train.reduce.loss_scale import LossScale, check_scales
-from evenstep.train.step import Report, Step
+from evenstep.train.step import MAX_BATCH, Report, Step
 from evenstep.train.updates import Updates
 
 log = logging.getLogger("evenstep")
@@ -86,6 +86,7 @@ class Exchange:
             items=step.own_counts[0],
             loss=step.own_counts[1],
             nonfinite=float(not is_finite),
+            epoch=float(step.batch.epoch % MAX_BATCH),
         )
         plan = self.planner.next(step.number + 1 + self.prefetched)
         num_pending = roster.num_pending
@@ -102,6 +103,8 @@ class Exchange:
             check_scales(reports)
         if len({(r.num_updates, r.num_scheduled, r.registered) for r in reports}) > 1:
             self._updates.check(reports)
+        if any(report.epoch != reports[0].epoch for report in reports):
+            _refuse_epochs(step.number, reports)
         if any(report.data_digest != reports[0].data_digest for report in reports):
             _refuse_data(step.number, reports)
         if any(report.settings_digest != reports[0].settings_digest for report in reports):
@@ -142,6 +145,17 @@ class Exchange:
             )
         ranks = ", ".join(map(str, sorted(faulty)))
         raise WorkerLostError(f"gradients of rank {ranks}, which has just joined, are not finite")
+
+
+def _refuse_epochs(step: int, reports: Sequence[Report]) -> None:
+    """Refuse workers in different epochs: they would use samples twice, or never."""
+    epochs = ", ".join(f"{int(report.epoch)} on rank {rank}" for rank, report in enumerate(reports))
+    raise EvenstepError(
+        f"step {step} is of epoch {epochs}: a loop over session.loader(...) was left after a "
+        "different number of steps. Leave it at the same step on every worker: decide by what all "
+        "of them know, such as session.step or session.sum(loss), not by a counter or a loss of "
+        "one worker."
+    )
 
 
 def _refuse_data(step: int, reports: Sequence[Report]) -> None:

@@ -310,12 +310,12 @@ class Session:
         loader = self._job.loader
         epoch = loader.epoch
         while epoch < num:
-            loader.next_epoch = epoch
+            loader.loops.number(epoch)
             yield epoch
             self._between.leave_loop()
             loader.end_loop()
             # A spare comes back in a later one, and a body may have several loops.
-            epoch = max(epoch + 1, loader.epoch, loader.next_epoch)
+            epoch = max(epoch + 1, loader.epoch, loader.loops.next_epoch)
         self._roster.trained()
 
     def enumerate(self, loader: Loader, start: int = 0) -> Iterator[tuple[int, Any]]:

@@ -49,6 +49,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     begin: int = 0  # where they are among those of all workers
     total: int = 1  # samples of all workers
     position: int = 0  # samples of the whole job before this step
+    epoch: int = 0  # that its samples are of
     digest: int = 0  # of the data's order, to compare; 0: nothing to compare
 
 
@@ -71,6 +72,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     items: float = 0.0  # that the script counted in its share, such as tokens
     loss: float = 0.0  # of all of them, added up by the script
     nonfinite: float = 0.0  # 1: its own gradient has an infinite value, or one that is no number
+    epoch: float = 0.0  # that its samples are of; equal on all ranks
 
     @property
     def is_faulty(self) -> bool:

@@ -136,9 +136,7 @@ class ElasticMixin(transformers.Trainer):
         self.accelerator.backward = self._backward
         if resume_from_checkpoint is not None:
             self._load_rng_state(resume_from_checkpoint)
-            cursor = min(num_batches * loader.batch.size, loader.order.length)
-            position = {"epoch": epoch, "cursor": cursor, "index": num_batches}
-            loader.load_state_dict({**loader.state_dict(), **position})
+            loader.continue_at(epoch, num_batches)
         session.framework.enter()
         self._show_rank()
         return loader.epoch, loader.next_index

@@ -1,4 +1,4 @@
-"""Loops over the data: this worker's batches by step number, and the position they have reached."""
+"""Loops over the data: this worker's batches by step number."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any, Self
 
 from torch.utils.data import DataLoader
 
 from evenstep.decide.learning_rate import global_batch
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.strict import whole
 from evenstep.train.comm.host import Host
+from evenstep.train.data.loops import Loop, ScriptLoops
+from evenstep.train.data.position import Position, check_digest, pack, unpack
 from evenstep.train.data.share_sampler import ShareSampler
 from evenstep.train.data.source import Kept, Selection, check_options, is_stream
 from evenstep.train.data.weighting import weighted
@@ -25,28 +28,15 @@ log = logging.getLogger("evenstep")
 
 Weight = Callable[[Any], float]
 
-# In the state; the rest of it must never change.
-POSITION = ("epoch", "cursor", "index", "before", "digest", "in_loop")
-
-
-class Loop:
-    """One loop of the script over the loader."""
-
-    def __init__(self, epoch: int = 0, num_void: int = 0) -> None:
-        self.epoch, self.num_void_before = epoch, num_void
-        self.data: Any = None  # the batch in hand
-        self.index = 0  # its number within the epoch
-        self.num_ended = 0  # batches that had a backward pass, repeated ones included
-        self.cut_for = 0  # the generation for which batches are cut
-        self.is_left = self.is_over = False
-
 
 class Loader:
     """What `session.loader` returns: each loop over it is one epoch, as with a `DataLoader`.
 
     The first loop of a worker that joins, or of a run that is resumed, continues the epoch that the
     run is in. Samples of a loop that was left, by `break` say, count as used if they were trained
-    on; the next loop begins a new epoch.
+    on; the next loop begins a new epoch. A loop that was left before its first backward pass, such
+    as `next(iter(loader))` to look at a batch, has used nothing, and the next one is for the same
+    epoch.
     """
 
     def __init__(
@@ -75,10 +65,8 @@ class Loader:
         self._step, self._plans, self._roster, self._host = step, plans, roster, host
         self._begin_loop, self._end_epoch = begin_loop, end_epoch
         self._weight, self._observer = weight, observer
-        self.epoch = self.cursor = 0  # the epoch, and the sample of it, that comes next
-        self.next_epoch = 0  # that the script's next loop is for
-        self._index = 0  # steps of the epoch before the one at hand
-        self._num_before = 0  # samples of earlier epochs
+        self.position = Position()  # that of the step at hand, or the next one
+        self.loops = ScriptLoops()
         self._batch_end: int | None = None  # the sample at which the batch in hand ends
         self._loop = Loop()
         self._loop.is_over = True  # before the first one
@@ -93,6 +81,7 @@ class Loader:
         self._sampler = ShareSampler(self.order, plans.shares_at, roster.rank, host)
         self._loader = DataLoader(dataset, batch_sampler=self._sampler, **options)
         self._batches: Iterator[Any] = iter(())
+        self._offer(self._loader)
         self.prefetched = self._loader.num_workers * (self._loader.prefetch_factor or 0)
 
     # What a DataLoader has.
@@ -111,10 +100,14 @@ class Loader:
         """Whether samples that do not fill the last batch of an epoch are left out."""
         return self.order.drop_last
 
-    @property
-    def num_workers(self) -> int:
-        """Processes that load data."""
-        return self._loader.num_workers
+    def _offer(self, plain: DataLoader[Any]) -> None:
+        """Have what else scripts ask of a `DataLoader`: that of the one which loads the shares."""
+        self.num_workers, self.prefetch_factor = plain.num_workers, plain.prefetch_factor
+        self.batch_sampler, self.collate_fn = plain.batch_sampler, plain.collate_fn
+        self.generator, self.worker_init_fn = plain.generator, plain.worker_init_fn
+        self.pin_memory, self.timeout = plain.pin_memory, plain.timeout
+        self.persistent_workers = plain.persistent_workers
+        self.multiprocessing_context = plain.multiprocessing_context
 
     @property
     def sampler(self) -> Self:
@@ -123,13 +116,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """The next loop is for this epoch. If the run is past it already, that loop is empty."""
-        if whole("epoch", epoch, 0) < self.next_epoch:
-            raise ConfigError(
-                "set_epoch",
-                f"{epoch} was trained on already: every loop over the loader is the next epoch, in "
-                "another order. Give it growing numbers, or do not call it",
-            )
-        self.next_epoch = epoch
+        self.loops.set_epoch(epoch)
 
     # Where the run is.
 
@@ -148,9 +135,14 @@ class Loader:
         return global_batch(self.batch, self._roster.world)
 
     @property
+    def epoch(self) -> int:
+        """The epoch that the run is in."""
+        return self.position.epoch
+
+    @property
     def num_used(self) -> int:
-        """Samples of the whole job that are used, including those of the step at hand."""
-        return self._num_before + self._next_sample
+        """Samples that the whole job has trained on, including those of the step at hand."""
+        return self._reached.used
 
     @property
     def is_weighted(self) -> bool:
@@ -165,7 +157,7 @@ class Loader:
     @property
     def next_index(self) -> int:
         """The number within its epoch of the batch that comes next, or is in hand and not done."""
-        return self._index
+        return self.position.index
 
     @property
     def data(self) -> Any:
@@ -175,11 +167,11 @@ class Loader:
     @property
     def is_last(self) -> bool:
         """Whether no further step fits into the epoch after the one at hand."""
-        return self._is_over_at(self._next_sample)
+        return self._is_over_at(self._reached)
 
     def num_left(self, most: int) -> int:
         """Steps of the epoch from the batch in hand on, up to `most`. Reads a stream ahead."""
-        num, begin = 0, self.cursor
+        num, begin = 0, self.position.cursor
         while num < most:
             end = self.order.end(self.epoch, begin, self.global_batch)
             if end == begin:
@@ -195,16 +187,18 @@ class Loader:
         self._roster.enter()
         self._log_order()
         self.end_loop()
-        loop = self._loop = Loop(self.next_epoch, step.num_void)
-        self.next_epoch += 1
+        if self.loops.repeats_look():
+            yield from islice(self._restart(), 1)
+            return
+        loop = self._loop = Loop(self.loops.next_epoch, step.num_void)
         if loop.epoch < self.epoch:
             log.warning(
                 "the loop over epoch %d has no batches: the run is in epoch %d. To begin there, "
-                "write `for epoch in session.epochs(...)`",
+                "write `for epoch in session.epochs(...)`; to look at a sample, take dataset[0]",
                 *(loop.epoch, self.epoch),
             )
             self._roster.fall_behind()
-            loop.is_over = True
+            self._end(loop)
             return
         if loop.epoch > self.epoch:
             self._begin(loop.epoch)
@@ -228,7 +222,7 @@ class Loader:
         """Take the next batch in hand, or end the epoch."""
         generation = self._roster.settle(in_loop=True)
         if self.epoch != loop.epoch:
-            loop.is_over = True
+            self._end(loop)
             if self._others_in_loop or self.epoch > loop.epoch + 1:
                 self._roster.fall_behind()  # this worker was a spare for a while
         elif self._is_over:
@@ -269,39 +263,39 @@ class Loader:
         self._has_logged_order = True
 
     def _begin(self, epoch: int) -> None:
-        self._num_before = self._num_before_epoch(epoch)
-        self.epoch, self.cursor, self._index = epoch, 0, 0
-
-    def _num_before_epoch(self, epoch: int) -> int:
-        """Samples of all epochs before a later one; of a stream, those that were used."""
-        if self.order.length is None:
-            return self._num_before + self._next_sample
-        return epoch * self.order.length
+        self.position = self.position.at_epoch(epoch, self.order.length)
 
     def _finish(self, loop: Loop) -> None:
         """All steps of the epoch are taken."""
-        loop.is_over = True
+        self._end(loop)
         # For workers that adopt this state now: if the batch has shrunk, what `drop_last` leaves
         # out might make up a step again.
-        end = self.cursor + self.global_batch
-        self.cursor = self.order.samples.end(self.epoch, self.cursor, end)
+        end = self.position.cursor + self.global_batch
+        self.position = self.position.at_end(
+            self.order.samples.end(self.epoch, self.position.cursor, end)
+        )
         self._end_epoch()  # may load the state of workers that are in the next epoch already
         self._begin(loop.epoch + 1)
+
+    def _end(self, loop: Loop) -> None:
+        """A loop is over, and counts."""
+        loop.is_over = True
+        self.loops.count(loop)
 
     @property
     def _is_over(self) -> bool:
         """Whether no further step fits into the epoch."""
-        return self._is_over_at(self.cursor)
+        return self._is_over_at(self.position)
 
-    def _is_over_at(self, sample: int) -> bool:
-        return self.order.end(self.epoch, sample, self.global_batch) == sample
+    def _is_over_at(self, position: Position) -> bool:
+        begin = position.cursor
+        return self.order.end(position.epoch, begin, self.global_batch) == begin
 
     def _restart(self) -> Iterator[Any]:
         """The batches of this epoch from the cursor on, cut for the present roster."""
         sampler = self._sampler
         sampler.rank, sampler.batches = self._roster.rank, deque()
-        sampler.epoch, sampler.begin, sampler.step = self.epoch, self.cursor, self._step.number
-        sampler.num_before = self._num_before
+        sampler.position, sampler.step = self.position, self._step.number
         return iter(self._loader)
 
     def _take(self, data: Any, began_s: float) -> Any:
@@ -313,27 +307,30 @@ class Loader:
         if self._weight is not None:
             batch = weighted(batch, data, self._weight, self._host)
         self._step.fetched(batch, began_s)
-        self._batch_end, self._loop.index = self.cursor + batch.total, self._index
+        self._batch_end = self.position.cursor + batch.total
+        self._loop.index = self.position.index
         return data
 
     @property
-    def _next_sample(self) -> int:
-        """The sample that comes next, after the step at hand if it counts."""
-        return self.cursor if self._end_of_done is None else max(self.cursor, self._end_of_done)
-
-    @property
-    def _end_of_done(self) -> int | None:
-        """Where the batch in hand ends, if its step counts."""
-        return self._batch_end if self._step.is_done else None
+    def _reached(self) -> Position:
+        """The position after the step at hand, if it counts."""
+        if self._batch_end is None or not self._step.is_done:
+            return self.position
+        return self.position.after(self._batch_end)
 
     def leave(self) -> None:
         """End the last step of a loop that was left, if its batch made one."""
         if self._batch_end is None:
             return
-        if self._step.is_void or self._step.is_done:
+        if self._had_backward:
             self._end_step()
         self._batch_end = None
         self._step.drop()
+
+    @property
+    def _had_backward(self) -> bool:
+        """Whether the batch in hand had a backward pass, void or not."""
+        return self._batch_end is not None and (self._step.is_void or self._step.is_done)
 
     def end_loop(self) -> None:
         """The script has left its loop for good, maybe before it exhausted the data."""
@@ -344,6 +341,8 @@ class Loader:
         num_void = self._step.num_void - loop.num_void_before
         if loop.epoch == self.epoch and self._is_over:
             self._finish(loop)
+        elif not self._is_used(loop):
+            self.loops.looked()
         elif num_void and self.order.length is not None and loop.num_ended >= len(self):
             raise EvenstepError(
                 f"this loop took {loop.num_ended} batches of epoch {loop.epoch}, but "
@@ -351,65 +350,58 @@ class Loader:
                 "epoch is not complete. Let the loader say when it is: `for batch in loader`, or "
                 "`for i, batch in session.enumerate(loader)`."
             )
+        else:
+            self._end(loop)
         loop.is_over = True
+
+    def _is_used(self, loop: Loop) -> bool:
+        """Whether a loop had a backward pass, or is over an epoch that others have begun."""
+        has_begun = (self.epoch, self.position.cursor) > (loop.epoch, 0)
+        return loop.num_ended > 0 or self._had_backward or has_begun
 
     def _end_step(self) -> None:
         """The loop is done with the batch in hand."""
         assert self._batch_end is not None
         end, self._batch_end = self._batch_end, None
-        self._loop.num_ended += 1
+        loop = self._loop
+        loop.num_ended += 1
+        self.loops.count(loop)
+        if self._roster.hands_over_state and self._roster.rank == 0:
+            self.loops.warn_of_looks()
         self._step.end()
         if self._step.number > self._step.batch.step:
-            # An adopted state may be further.
-            self.cursor, self._index = max(self.cursor, end), max(self._index, self._loop.index + 1)
-            self.order.samples.forget(self.epoch, self.cursor)
-
-    # The position in the data, handed over to joiners and kept in checkpoints.
+            self.position = self.position.after(end)
+            self.order.samples.forget(self.epoch, self.position.cursor)
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data, after the step at hand if it counts."""
-        loop = self._loop
-        if loop.is_left:  # the next loop begins an epoch
-            before = self._num_before_epoch(self.next_epoch)
-            position = {"epoch": self.next_epoch, "cursor": 0, "index": 0, "before": before}
-        else:
-            index = self._index + (self._end_of_done is not None)
-            position = {"epoch": self.epoch, "cursor": self._next_sample, "index": index}
-            position["before"] = self._num_before
-        digest = self._digest_at(position["epoch"], position["cursor"])
-        is_in_loop = not (loop.is_over or loop.is_left)
-        return {**self._definition(), **position, "digest": digest, "in_loop": is_in_loop}
+        loop, position = self._loop, self._reached
+        if loop.is_left:
+            coming = max(self.loops.next_epoch, loop.epoch + 1 if self._is_used(loop) else 0)
+            if coming > position.epoch:  # the next loop begins an epoch
+                position = position.at_epoch(coming, self.order.length)
+        in_loop = not (loop.is_over or loop.is_left)
+        state = pack(position, self.order, self.batch)
+        return {**state, **self.loops.state_dict(), "in_loop": in_loop}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position. Refuses one in another order or of another batch size."""
-        # Older checkpoints have no "order".
-        theirs = {"order": ""} | {k: value for k, value in state.items() if k not in POSITION}
-        mine = self._definition()
-        if theirs != mine:
-            raise ConfigError("loader", f"was {theirs} when the run began, and is {mine} now")
-        loop = self._loop
-        if self._batch_end is not None and state["epoch"] > loop.epoch:
+        theirs, loop = unpack(state, self.order, self.batch), self._loop
+        if self._batch_end is not None and theirs.epoch > loop.epoch:
             # They left their loop after this batch, and so will this worker.
-            end, index = self._batch_end, loop.index + 1
-            here = {"epoch": loop.epoch, "cursor": end, "index": index, "before": self._num_before}
-            state = {**state, **here, "digest": 0}
-        self.epoch, self.cursor = state["epoch"], state["cursor"]
-        if (digest := state.get("digest")) and digest != self._digest_at(self.epoch, self.cursor):
-            raise ConfigError(
-                "loader",
-                f"its sampler or stream gives the samples of epoch {self.epoch} in another order "
-                "than the run has them. It must depend on the epoch only; random numbers are "
-                "seeded for it",
-            )
-        size = self.batch.size or self.cursor or 1
-        self._index = state.get("index", self.cursor // size)  # older checkpoints have none
-        self._num_before = state.get("before", self.epoch * (self.order.length or 0))
+            here = self.position.after(self._batch_end)
+            self.position = replace(here, used=theirs.used)
+        else:
+            check_digest(state, theirs, self.order)
+            self.position = theirs
         self._others_in_loop = state.get("in_loop", True)
+        self.loops.load_state_dict(state)
 
-    def _digest_at(self, epoch: int, cursor: int) -> int:
-        return self.order.samples.digest(epoch, cursor, cursor)
-
-    def _definition(self) -> dict[str, Any]:
-        batch = self.batch
-        sizes = {"batch": batch.size, "per_worker": batch.per_worker, "limit": batch.limit}
-        return {**self.order.facts, **sizes}
+    def continue_at(self, epoch: int, num_batches: int) -> None:
+        """Continue after so many batches of an epoch, as a framework's own checkpoint says."""
+        length, size = self.order.length, self.batch.size
+        assert length is not None, "a framework that counts batches has a dataset with a length"
+        in_epoch = length - length % size if self.drop_last else length
+        cursor = min(num_batches * size, length)
+        begin = Position(used=epoch * in_epoch).at_epoch(epoch, length)
+        self.position = replace(begin.after(cursor), index=num_batches)

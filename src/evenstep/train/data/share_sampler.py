@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 
 from evenstep.train.comm.host import ALONE, Host
 from evenstep.train.data.order import Order
+from evenstep.train.data.position import Position
 from evenstep.train.step import Batch
 
 
@@ -28,14 +29,13 @@ class ShareSampler(Sampler[list[Any]]):
         host: Host = ALONE,
     ) -> None:
         self.order, self.rank, self._host = order, rank, host
-        self.epoch = self.begin = self.step = 0  # where to begin: epoch, sample of it, and step
-        self.num_before = 0  # samples of earlier epochs
+        self.position, self.step = Position(), 0  # where to begin
         self.batches: deque[Batch] = deque()  # one for each that was drawn
         self._shares_at = shares_at
 
     def __iter__(self) -> Iterator[list[Any]]:
-        order, epoch, batches = self.order, self.epoch, self.batches
-        begin, step, num_before = self.begin, self.step, self.num_before
+        order, batches, position, step = self.order, self.batches, self.position, self.step
+        epoch, begin = position.epoch, position.cursor
         while True:
             end, ranges = order.cut(epoch, begin, self._shares_at(step))
             if end == begin:
@@ -52,7 +52,8 @@ class ShareSampler(Sampler[list[Any]]):
                     part=(high - low) / samples if samples else 0.0,
                     begin=low if high > low else 0,  # a stand-in is the batch's first sample
                     total=end - begin,
-                    position=num_before + begin,
+                    position=position.before + begin,
+                    epoch=epoch,
                     digest=order.samples.digest(epoch, begin, end),
                 )
             )
