@@ -309,6 +309,24 @@ def test_a_loader_has_what_scripts_ask_of_a_data_loader() -> None:
         assert (loader.drop_last, loader.num_workers) == (True, 0)
 
 
+def test_a_loader_has_the_options_of_the_data_loader_inside() -> None:
+    given: dict[str, Any] = {
+        "num_workers": 2,
+        "collate_fn": torch.utils.data.default_collate,
+        "generator": torch.Generator(),
+        "pin_memory": True,
+        "persistent_workers": True,
+        "prefetch_factor": 3,
+        "timeout": 60.0,
+        "worker_init_fn": print,
+    }
+    with fixed_session(StaticRank()) as session:
+        loader = Training(session, multiprocessing_context="fork", **given).loader
+        assert {name: getattr(loader, name) for name in given} == given
+        assert loader.multiprocessing_context.get_start_method() == "fork"
+        assert loader.batch_sampler is loader._sampler
+
+
 def test_the_length_is_known_before_the_first_batch_of_a_run(tmp_path: Path) -> None:
     with hosted(tmp_path / "run") as run:
         where = CoordinatorAddress(host=run.name, port=run.port, token=run.token)

@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    WeightedRandomSampler,
+)
 
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.launch.ranks import StaticRank
@@ -29,6 +36,17 @@ class Lines(IterableDataset[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.first, self.first + self.num))
+
+
+class Stated(Lines):
+    """A stream that says how long it is, or raises."""
+
+    error: Exception | None = None
+
+    def __len__(self) -> int:
+        if self.error is not None:
+            raise self.error
+        return self.num
 
 
 class Huge(Dataset[torch.Tensor]):
@@ -56,6 +74,10 @@ def train(session: Session, dataset: Any, *, loops: int = 1, **options: Any) -> 
             optimizer.step()
             seen.append(index.flatten().tolist()[: session.counted])
     return seen
+
+
+def batches_of(size: int, *, drop_last: bool = False) -> BatchSampler:
+    return BatchSampler(range(NUM), size, drop_last)
 
 
 def numbers(num: int = NUM) -> list[torch.Tensor]:
@@ -180,6 +202,19 @@ def test_a_state_of_another_samplers_order_is_refused() -> None:
         alone(lambda s: loader(s, 1).load_state_dict(state))
 
 
+@pytest.mark.parametrize("kind", [list, torch.tensor, np.array, iter])
+def test_indices_may_come_in_any_container(kind: Any) -> None:
+    indices = [*range(NUM - 1, -1, -1)]
+    steps = alone(lambda s: train(s, numbers(), sampler=lambda epoch: kind(indices)))
+    assert [i for step in steps for i in step] == indices
+
+
+def test_batches_of_a_sampler_stay_whole_through_passes() -> None:
+    sampler = batches_of(BATCH, drop_last=True)
+    steps = alone(lambda s: train(s, numbers(), sampler=sampler, steps=5))
+    assert steps == [[*range(8)], [*range(8, 16)]] * 2 + [[*range(8)]]
+
+
 # Streams.
 
 
@@ -248,6 +283,11 @@ def test_a_stream_that_differs_between_ranks_is_refused(streams: Any, step: int)
         run_ranks(3, body)
 
 
+def test_an_evaluation_of_a_data_loader_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"is a DataLoader.*its dataset, and batch_size="):
+        alone(lambda s: s.evaluation(DataLoader(Huge()), batch_size=4))
+
+
 def test_a_stream_has_no_length_unless_steps_are_given() -> None:
     def length(session: Session, **options: Any) -> int:
         return len(session.loader(Lines(), batch=BATCH, **options))
@@ -255,6 +295,18 @@ def test_a_stream_has_no_length_unless_steps_are_given() -> None:
     with pytest.raises(TypeError, match=r"no len\(\).*steps="):
         alone(length)
     assert alone(lambda s: length(s, steps=7)) == 7
+
+
+def test_a_stream_may_say_how_long_it_is() -> None:
+    def length(session: Session, stream: Stated, **options: Any) -> int:
+        return len(session.loader(stream, batch=BATCH, **options))
+
+    stream = Stated()
+    assert alone(lambda s: length(s, stream)) == 3
+    assert alone(lambda s: length(s, stream, drop_last=True)) == 2
+    stream.error = NotImplementedError("nobody knows")
+    with pytest.raises(TypeError, match=r"no len\(\)"):
+        alone(lambda s: length(s, stream))
 
 
 # What is said.
@@ -284,6 +336,15 @@ def test_the_leader_says_in_which_order_the_data_is_used(caplog: pytest.LogCaptu
         (numbers(), {"batch_sampler": [[1]]}, "batch_sampler: give it as sampler="),
         (numbers(), {"batch_size": 4}, "batch_size: is evenstep's to choose"),
         (object(), {}, "dataset: has no length"),
+        (DataLoader(Huge()), {}, "is a DataLoader, whose batches would be taken for samples"),
+        (numbers(), {"sampler": batches_of(BATCH), "steps": 9}, "its last batch has 4 of 8"),
+        (numbers(), {"sampler": [1, 2.5] * 10}, "sampler: gave 2.5, but each sample is"),
+        (numbers(), {"sampler": torch.rand(20)}, "sampler: gave 0."),
+        (numbers(), {"sampler": ["a"] * 20}, "sampler: gave 'a', but each sample is"),
+        (numbers(), {"sampler": [True] * 20}, "sampler: gave True, but"),
+        (numbers(), {"sampler": torch.ones(20, dtype=torch.bool)}, "sampler: gave True, but"),
+        (numbers(), {"sampler": lambda epoch: ["b"] * 20}, "sampler: gave 'b', but"),
+        (numbers(), {"sampler": [2**63] * 20}, "sampler: gave 9223372036854775808, but"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

@@ -223,10 +223,11 @@ def test_samples_of_epochs_that_were_skipped_are_not_counted() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_samples_that_do_not_fill_a_batch_and_are_left_out_are_not_counted(stream: bool) -> None:
-    data = list(numbered())
+    samples = numbered()
+    kept = Stream([samples[i] for i in range(NUM)]) if stream else samples
 
     def body(session: Session) -> int:
-        training = Training(session, drop_last=True, batch=20, of=Stream(data) if stream else data)
+        training = Training(session, drop_last=True, batch=20, of=kept)
         for _ in range(3):
             for batch in training.loader:
                 training.step(batch)

@@ -57,6 +57,11 @@ class Order:
         return self.samples.length
 
     @property
+    def stated_length(self) -> int | None:
+        """The epoch's length, or what a stream says its length is: steps are not cut by it."""
+        return self.length if self.length is not None else getattr(self.samples, "stated", None)
+
+    @property
     def facts(self) -> dict[str, Any]:
         """The settings that must be equal on all workers."""
         return {
@@ -87,12 +92,13 @@ class Order:
 
     def num_steps(self, batch: int) -> int:
         """Steps per epoch with this global batch."""
-        if self.length is None:
+        length = self.stated_length
+        if length is None:
             raise TypeError(
                 "a loader over a stream has no len(): its length is unknown until it ends. Give "
                 "session.loader(..., steps=...) for loops of so many steps"
             )
-        num_full, remainder = divmod(self.length, batch)
+        num_full, remainder = divmod(length, batch)
         return num_full + (1 if remainder and not self.drop_last else 0)
 
 

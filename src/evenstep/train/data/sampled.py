@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from functools import lru_cache
+from operator import index
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
 
 from evenstep.errors import ConfigError
 from evenstep.train.data.random_state import seed_of, seeded, small_digest
 from evenstep.types import IntArray
+
+MOST = 2**63  # samples of a dataset, that an index counts
 
 
 class Sampled:
@@ -25,11 +29,22 @@ class Sampled:
 
     def __init__(self, sampler: Any, *, seed: int, batch: int) -> None:
         self._sampler, self._seed, self._batch = sampler, seed, batch
+        self._gives_batches = False
         _check(sampler)
         self.kind = f"by {_name(sampler)}"
         self._epoch = lru_cache(maxsize=2)(self._draw)
         self.length = 0
         self.length = len(self._epoch(0)[0])
+
+    def check_whole_batches(self) -> None:
+        """Refuse a short last batch: where passes go on, the batches after it would be cut anew."""
+        left = self.length % self._batch
+        if self._gives_batches and left:
+            raise ConfigError(
+                "sampler",
+                f"its last batch has {left} of {self._batch} samples, so with steps=... those "
+                "after it would not be the sampler's. Give it drop_last=True, or leave out steps",
+            )
 
     def end(self, epoch: int, begin: int, end: int) -> int:
         return min(end, self.length)
@@ -61,7 +76,7 @@ class Sampled:
     def _indices(self, epoch: int, seed: int) -> IntArray:
         sampler = self._sampler
         if not isinstance(sampler, Iterable):
-            return _array(sampler(epoch))
+            return self._array(sampler(epoch))
         part: Any = sampler
         while part is not None:  # a BatchSampler has a sampler inside
             if hasattr(part, "set_epoch"):
@@ -69,10 +84,24 @@ class Sampled:
             if hasattr(part, "generator"):
                 part.generator = torch.Generator().manual_seed(seed)
             part = getattr(part, "sampler", None)
-        drawn = list(sampler)
+        return self._array(sampler)
+
+    def _array(self, drawn: Any) -> IntArray:
+        if isinstance(drawn, torch.Tensor):
+            drawn = drawn.cpu()
+            drawn = (drawn.double() if drawn.is_floating_point() else drawn).numpy()
+        if isinstance(drawn, np.ndarray):
+            return _indices_in(drawn)
+        drawn = list(drawn)
         if drawn and isinstance(drawn[0], list | tuple):
-            drawn = self._flatten(drawn)
-        return _array(drawn)
+            self._gives_batches, drawn = True, self._flatten(drawn)
+        try:
+            if drawn and isinstance(drawn[0], bool):  # a mask; Python would count it as 0 and 1
+                raise TypeError
+            return np.fromiter(map(index, drawn), dtype=np.int64, count=len(drawn))
+        except (TypeError, ValueError, OverflowError):
+            odd = next(each for each in drawn if not _is_index(each))
+            raise _no_index(odd) from None
 
     def _flatten(self, batches: list[Any]) -> list[Any]:
         """The samples of a BatchSampler's batches, which must be the global ones."""
@@ -116,7 +145,24 @@ def _name(sampler: Any) -> str:
     return sampler.__name__ if hasattr(sampler, "__name__") else type(sampler).__name__
 
 
-def _array(indices: Any) -> IntArray:
-    if isinstance(indices, list | tuple | range):
-        return np.fromiter(map(int, indices), dtype=np.int64, count=len(indices))
-    return np.asarray(indices, dtype=np.int64).reshape(-1)
+def _indices_in(drawn: NDArray[Any]) -> IntArray:
+    """An array of indices; one of floats would be rounded, and a mask is none."""
+    if drawn.size and drawn.dtype.kind not in "iu":
+        raise _no_index(*drawn.reshape(-1)[:1].tolist())
+    return drawn.astype(np.int64).reshape(-1)
+
+
+def _is_index(value: Any) -> bool:
+    try:
+        return -MOST <= index(value) < MOST and not isinstance(value, bool)
+    except (TypeError, ValueError):
+        return False
+
+
+def _no_index(value: Any) -> ConfigError:
+    return ConfigError(
+        "sampler",
+        f"gave {value!r}, but each sample is the dataset's item at a whole number. Give indices: "
+        "for keys, a dataset whose __getitem__ looks up its list of keys; for a mask, its nonzero "
+        "positions",
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.config import BatchSettings
 from evenstep.errors import ConfigError
@@ -37,10 +37,13 @@ class Selection:
     def order_of(self, dataset: Any) -> Order:
         """The order of a dataset's or stream's samples; refuses contradictory arguments."""
         self._check()
+        refuse_loader(dataset, "batch")
         stream = is_stream(dataset)
         shuffle = self.shuffle is not False and self.sampler is None and not stream
         samples = self._stream(dataset) if stream else self._samples(dataset, shuffle)
         if self.steps:
+            if isinstance(samples, Sampled):
+                samples.check_whole_batches()
             samples = Repeated(samples, steps=self.steps, batch=self.batch.size)
         elif samples.length is not None and samples.length < self._largest:
             raise ConfigError(
@@ -118,8 +121,19 @@ def is_stream(dataset: Any) -> bool:
     )
 
 
+def refuse_loader(dataset: Any, size: str) -> None:
+    """Refuse a DataLoader, which would be read as a stream of batches."""
+    if isinstance(dataset, DataLoader):
+        raise ConfigError(
+            "dataset",
+            f"is a {type(dataset).__name__}, whose batches would be taken for samples: give its "
+            f"dataset, and {size}=...; its other options go along",
+        )
+
+
 def check_dataset(dataset: Any) -> None:
     """Refuse anything but a map-style dataset with samples."""
+    refuse_loader(dataset, "batch_size")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ConfigError("dataset", "has no length: give one with __len__ and __getitem__")
     if not len(dataset):

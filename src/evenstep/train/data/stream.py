@@ -75,6 +75,14 @@ class Stream:
             self._begin += 1
 
     @property
+    def stated(self) -> int | None:
+        """The length that the stream itself says it has. It ends where it ends."""
+        try:
+            return len(self._stream)
+        except (TypeError, NotImplementedError):
+            return None
+
+    @property
     def _num_read(self) -> int:
         """Samples of the epoch that were read so far."""
         return self._begin + len(self._kept)
