@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, WeightedRandomSampler
 
 import evenstep
 from evenstep.train.comm.group import WorkerLostError
+from evenstep.train.comm.summing import WIDER
 from evenstep.train.reduce.bucket import BUCKET_BYTES
 
 BATCH, SAMPLES = 24, 240
@@ -391,6 +392,30 @@ def looked(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
                 break
         if not session._roster.is_late and hold.is_over():  # a late worker sums its own values
             break
+    return model
+
+
+def dtypes(session: evenstep.Session, faults: Faults, hold: Hold) -> nn.Module:
+    """Sums and gathered rows of dtypes that Gloo cannot sum, before and in a loop."""
+    model = net()
+    install_faults(faults, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    session.prepare(model, optimizer)
+    loader = session.loader(Numbers(SAMPLES), batch=BATCH)
+    for _ in session.epochs(hold.num_epochs):
+        for x, y in loader:
+            for dtype in WIDER:
+                rows = session.gather(torch.ones(len(x)).to(dtype))
+                if rows.dtype != dtype or rows.float().tolist() != [1.0] * BATCH:
+                    raise AssertionError(f"gathered {rows}")
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        for dtype in WIDER:
+            summed = session.sum(torch.ones(2).to(dtype))
+            num = 1 if dtype == torch.bool else session.world
+            if summed.dtype != dtype or summed.float().tolist() != [num] * 2:
+                raise AssertionError(f"the sum over {session.world} workers is {summed}")
     return model
 
 
@@ -813,6 +838,7 @@ LOOPS: dict[str, Callable[[evenstep.Session, Faults, Hold], nn.Module]] = {
     "break_early": break_early,
     "left_at_its_end": left_at_its_end,
     "looked": looked,
+    "dtypes": dtypes,
     "slow_backward": slow_backward,
     "in_steps": over(Numbers(100), steps=10),
     "replaced": over(Numbers(SAMPLES), replacement=True),

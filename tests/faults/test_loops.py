@@ -348,6 +348,15 @@ def test_workers_that_join_or_resume_go_on_in_the_data_of_the_others(
         assert all(same(result, expected) for result in run.results().values())
 
 
+def test_sums_of_unusual_dtypes_lose_no_worker(tmp_path: Path, alone: Alone) -> None:
+    args = ["--loop", "dtypes", "--epochs", "1"]
+    with Cluster(tmp_path, workers=2, args=args, script=LOOPS) as run:
+        assert run.finish() == 0
+        assert run.output().count(" in generation ") == 2  # there was one
+        expected = alone(*args, script=LOOPS)
+        assert all(same(result, expected) for result in run.results().values())
+
+
 def test_nobody_joins_between_an_epoch_and_the_sums_after_it(tmp_path: Path, alone: Alone) -> None:
     """A joiner would begin the next epoch, and not take part in them."""
     args = ["--loop", "left_at_its_end", *HELD]

@@ -7,6 +7,7 @@ import time
 import torch
 
 from evenstep.errors import EvenstepError
+from evenstep.train.comm.summing import check_summable, summed_wide
 from evenstep.train.data.evaluation import PartSampler
 from evenstep.train.data.order import rank_ranges
 from evenstep.train.job import Job
@@ -49,12 +50,13 @@ class BetweenSteps:
     def sum(self, value: torch.Tensor | float) -> torch.Tensor:
         """The sum of a value over all workers."""
         self.check_open("session.sum")
+        tensor = torch.as_tensor(value).detach()
+        check_summable(tensor, "session.sum")
         self._roster.enter()
         self.leave_loop()
-        tensor = torch.as_tensor(value).detach()
         mine = tensor.to("cpu", copy=True)  # from a GPU, this waits for its work
         began_s = time.perf_counter()
-        summed = self._roster.sum(mine)
+        summed = summed_wide(mine, self._roster.sum)
         if self._job.has_model:
             self._job.model.meter.waited(time.perf_counter() - began_s)
         return summed.to(tensor.device)

@@ -358,7 +358,10 @@ class Session:
         return result
 
     def sum(self, value: torch.Tensor | float) -> torch.Tensor:
-        """The sum of a value over all workers. All must ask at the same point."""
+        """The sum of a value over all workers. All must ask at the same point.
+
+        It has the value's dtype: of truth values, it is whether any is true.
+        """
         return self._between.sum(value)
 
     def gather(self, features: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 from bench.testbed.source_tree import PYTHONPATH
 from torch._C._distributed_c10d import HashStore
 
+from evenstep.errors import EvenstepError
 from evenstep.train.comm.backend import abort_gloo, ends_on_error, surviving_errors
 from evenstep.train.comm.cards import _log_once, card_of, on_cards, why_on_host
 from evenstep.train.comm.group import (
@@ -281,6 +282,30 @@ def test_closing_a_group_aborts_blocked_sums(order: list[int]) -> None:
     for i in order:
         ranks[i].close(wait_s=3600.0)
         assert ranks[i].is_gone
+
+
+def test_an_error_of_the_call_is_no_lost_worker() -> None:
+    ranks = ring(2)
+    with ThreadPoolExecutor(2) as pool:
+        sums = [pool.submit(rank.sum, torch.ones(3, dtype=torch.int16)) for rank in ranks]
+        for summing in sums:
+            with pytest.raises(EvenstepError, match="no connection is broken: Invalid") as caught:
+                summing.result()
+            assert not isinstance(caught.value, GroupGoneError)
+    for rank in ranks:
+        rank.close()
+
+
+@pytest.mark.parametrize("call", ["send", "recv"])
+def test_a_transfer_over_a_connection_that_is_broken_already_is_a_lost_worker(call: str) -> None:
+    ranks = ring(2)
+    ranks[1].sum_async(torch.ones(3))
+    ranks[1].close(wait_s=3600.0)  # aborts it
+    with pytest.raises(WorkerLostError, match="rank 0 lost another worker"):
+        ranks[0].sum(torch.ones(3))
+    with pytest.raises(WorkerLostError, match="rank 0 lost another worker"):
+        getattr(ranks[0], call)(torch.ones(3), 1, 7)
+    ranks[0].close()
 
 
 class Receive:

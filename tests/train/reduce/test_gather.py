@@ -97,6 +97,27 @@ def test_rows_come_in_the_order_of_the_batch_and_must_be_one_a_sample() -> None:
     assert run_ranks(2, body, policy=policy) == [[[*range(10)], [*range(10, 20)]]] * 2
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_cannot_be_summed_is_refused_by_name(world: int) -> None:
+    def body(session: Session) -> None:
+        model = nn.Linear(1, 1)
+        model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        odd = torch.ones(20).to(torch.float8_e8m0fnu)
+        for (x,) in session.loader(TensorDataset(torch.ones(20, 1)), batch=10):
+            for call in (session.sum, session.gather):
+                with pytest.raises(
+                    EvenstepError, match=r"of torch\.float8_e8m0fnu, which"
+                ):
+                    call(odd[: len(x)])
+                with pytest.raises(
+                    EvenstepError, match=r"torch\.sparse_coo, and only dense"
+                ):
+                    call(x.to_sparse())
+            model(x).mean().backward()
+
+    run_ranks(world, body)
+
+
 def test_features_are_gathered_in_the_loop_only() -> None:
     with fixed_session(StaticRank()) as session:
         model = nn.Linear(1, 1)

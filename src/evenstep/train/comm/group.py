@@ -43,6 +43,10 @@ GLOO_NOISE = re.compile(r"^\[\S+:\d+\] | This is typically caused by .*", re.DOT
 """Around what Gloo says of a broken connection: its source file, and advice for its own users."""
 
 
+BROKEN = re.compile(r"^\[\S+:\d+\] |^\[enforce fail at ")
+"""How errors of Gloo's transport begin. Others are of the call, such as that of a wrong dtype."""
+
+
 class GroupGoneError(EvenstepError):
     """The process group is no longer usable."""
 
@@ -150,7 +154,7 @@ class Group:
             # Outside of the handler, or a traceback would open with Gloo's error, not the cause.
             self._check(time.monotonic() - began_s)
             if TIMED_OUT not in problem:
-                self._raise_lost(problem)
+                self._raise_failed(problem)
 
     def _wait_on_card(self, work: Any) -> None:
         """Order the GPU's next work after the operation; with `sees_through`, block the host too.
@@ -183,6 +187,18 @@ class Group:
                     self.close()  # at once: kernels queued behind this operation would hang with it
                     raise
             time.sleep(POLL_S)
+
+    def _raise_failed(self, problem: str) -> NoReturn:
+        """An operation of Gloo failed: a connection broke, unless the call itself was wrong.
+
+        Gloo runs an operation in a thread, so a wait raises what was wrong with its call, too.
+        """
+        if BROKEN.match(problem):
+            self._raise_lost(problem)
+        raise EvenstepError(
+            f"rank {self.rank} cannot complete an operation over {self.world} workers, though no "
+            f"connection is broken: {problem}"
+        )
 
     def _raise_lost(self, problem: str) -> NoReturn:
         """A connection broke: give `check` time to learn the cause, then raise what is known.
@@ -219,9 +235,9 @@ class Group:
         """Start sending a dense tensor in host memory to a rank, under a tag."""
         try:
             return Transfer(self._backend.send([tensor], rank, tag))
-        except RuntimeError as e:  # the connection is broken already
+        except RuntimeError as e:  # the connection may be broken already
             problem = str(e)
-        self._raise_lost(problem)
+        self._raise_failed(problem)
 
     def recv(self, tensor: torch.Tensor, rank: int, tag: int) -> Transfer:
         """Start receiving from a rank what it sends under a tag; sizes must match exactly."""
@@ -229,7 +245,7 @@ class Group:
             return Transfer(self._backend.recv([tensor], rank, tag))
         except RuntimeError as e:
             problem = str(e)
-        self._raise_lost(problem)
+        self._raise_failed(problem)
 
     def close(self, wait_s: float = LAST_WORDS_S) -> None:
         """Destroy the group, aborting blocked operations; wait up to `wait_s` for that."""

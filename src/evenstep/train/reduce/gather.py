@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from evenstep.errors import EvenstepError
 from evenstep.train.comm.group import Group, GroupGoneError
+from evenstep.train.comm.summing import check_summable, summed_wide
 from evenstep.train.reduce.batch_norm import SyncContext
 from evenstep.train.step import Batch, Step
 
@@ -42,6 +43,7 @@ class FeatureGroup:
 
     def gather(self, rows: Tensor, *, is_weighted: bool) -> Tensor:
         """The rows of the whole batch. `is_weighted`: losses are weighted by more than samples."""
+        check_summable(rows, "session.gather")
         if self._world == 1:
             return rows
         batch = self._step.batch
@@ -85,7 +87,7 @@ class Gather(torch.autograd.Function):
     ) -> Tensor:
         ctx.context, ctx.group, ctx.batch, ctx.part = context, group, batch, part
         ctx.num_rows = len(rows)
-        return context.sum(place(rows, batch), group)
+        return summed_wide(place(rows, batch), lambda whole: context.sum(whole, group))
 
     @staticmethod
     @once_differentiable

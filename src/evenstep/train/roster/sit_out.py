@@ -10,27 +10,14 @@ from __future__ import annotations
 import torch
 
 from evenstep.train.comm.group import Group
+from evenstep.train.comm.summing import SUMMED
 
 OVER = -1
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-)
 
 
 def announce_sum(group: Group, root: int, values: torch.Tensor) -> None:
     """Before a sum: tell ranks that sit out how large it is."""
-    _announce(group, root, values.numel(), DTYPES.index(values.dtype))
+    _announce(group, root, values.numel(), SUMMED.index(values.dtype))
 
 
 def announce_batch(group: Group, root: int) -> None:
@@ -50,4 +37,4 @@ def sit_out(group: Group, root: int) -> None:
         num, dtype = map(int, announced)
         if num == OVER:
             return
-        group.sum(torch.zeros(num, dtype=DTYPES[dtype]))
+        group.sum(torch.zeros(num, dtype=SUMMED[dtype]))
