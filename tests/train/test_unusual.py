@@ -236,6 +236,20 @@ def second_order(session: Session) -> None:
         optimizer.step()
 
 
+def converted(session: Session) -> None:
+    net = made()
+    net, optimizer = session.prepare(net, sgd(net))
+    net.float()
+    for x, y in session.loader(data(), batch=8):
+        mse(net(x.float()), y.float()).backward()
+        optimizer.step()
+
+
+def test_a_model_that_was_converted_after_it_was_prepared_is_refused() -> None:
+    says = "was torch.float64 when session.prepare was called, and is torch.float32 now"
+    assert says in error_of(2, converted)
+
+
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize(

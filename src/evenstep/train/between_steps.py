@@ -20,11 +20,10 @@ class BetweenSteps:
 
     def __init__(self, job: Job, roster: Roster) -> None:
         self._job, self._roster = job, roster
-        self.is_closed = False
 
     def check_open(self, what: str) -> None:
         """Raise if the session is closed: this call needs all workers."""
-        if self.is_closed:
+        if self._job.is_over:
             raise EvenstepError(
                 f"{what} was used after the session was closed: the other workers do not take part "
                 "any more. Use it inside of `with evenstep.join() as session`."

@@ -62,6 +62,7 @@ class Job:
         self.stateful: dict[str, Any] = {}  # optimizers, schedulers, registered objects, by name
         self.settings = OptimizerSettings(self.step, self.stateful)
         self.updates = Updates(self.step, lambda: self.loader)
+        self.is_over = False  # the session is closed
         self.num_epochs = 0  # 0: unknown, the script does not use session.epochs
         self._make_features: Callable[[], FeatureGroup]  # of the present generation
         self._features: FeatureGroup | None = None
@@ -143,7 +144,12 @@ class Job:
         self._features, self._make_features = (
             None,
             lambda: FeatureGroup(
-                self.step, control.world, lambda: join("features"), on_wait, on_lost
+                self.step,
+                control.world,
+                lambda: join("features"),
+                on_wait,
+                on_lost,
+                is_over=lambda: self.is_over,
             ),
         )
 

@@ -87,9 +87,9 @@ class Session:
 
     def close(self) -> None:
         """End this worker's part. The model stays as it is; all objects work as before again."""
-        if self._between.is_closed:
+        if self._job.is_over:
             return
-        self._between.is_closed = True
+        self._job.is_over = True
         self._host_load.close()
         if self._job.has_model:
             self._job.model.reducer.close()

@@ -105,17 +105,49 @@ def test_what_cannot_be_summed_is_refused_by_name(world: int) -> None:
         odd = torch.ones(20).to(torch.float8_e8m0fnu)
         for (x,) in session.loader(TensorDataset(torch.ones(20, 1)), batch=10):
             for call in (session.sum, session.gather):
-                with pytest.raises(
-                    EvenstepError, match=r"of torch\.float8_e8m0fnu, which"
-                ):
+                with pytest.raises(EvenstepError, match=r"of torch\.float8_e8m0fnu, which"):
                     call(odd[: len(x)])
-                with pytest.raises(
-                    EvenstepError, match=r"torch\.sparse_coo, and only dense"
-                ):
+                with pytest.raises(EvenstepError, match=r"torch\.sparse_coo, and only dense"):
                     call(x.to_sparse())
             model(x).mean().backward()
 
     run_ranks(world, body)
+
+
+def test_rows_of_a_worker_whose_samples_weigh_nothing_get_no_gradient_and_are_refused() -> None:
+    """On all workers: its own gradients have the weight 0, and so would those of its rows."""
+
+    def body(session: Session) -> list[list[float]]:
+        model = nn.Linear(1, 1)
+        model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        weights = TensorDataset(torch.tensor([1.0] * 7 + [0.0] * 3)[:, None])
+        seen = []
+        loader = session.loader(
+            weights, batch=10, shuffle=False, weight=lambda b: float(b[0].sum())
+        )
+        for (x,) in loader:
+            seen.append(session.gather(model(x).detach() * 0 + x).flatten().tolist())
+            with pytest.raises(EvenstepError, match=r"step 0 the samples of 1 of 2 workers weigh"):
+                session.gather(model(x))
+            model(x).mean().backward()
+        return seen
+
+    policy = {"name": "fixed", "shares": [7, 3]}
+    assert run_ranks(2, body, policy=policy) == [[[1.0] * 7 + [0.0] * 3]] * 2
+
+
+def test_rows_cannot_be_used_backward_once_the_session_is_closed() -> None:
+    def body(session: Session) -> Tensor:
+        model = nn.Linear(1, 1)
+        model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for (x,) in session.loader(TensorDataset(torch.ones(20, 1)), batch=10):
+            loss: Tensor = session.gather(model(x)).mean()
+            model(x).mean().backward()
+        return loss
+
+    for loss in run_ranks(2, body):
+        with pytest.raises(EvenstepError, match=r"through session\.gather after the session was"):
+            loss.backward()
 
 
 def test_features_are_gathered_in_the_loop_only() -> None:

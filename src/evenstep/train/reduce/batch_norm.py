@@ -37,6 +37,8 @@ class SyncContext:
     on_wait: Callable[[float], None]  # called with the seconds that each all-reduce took
     on_lost: Callable[[GroupGoneError], None] | None = None  # makes the step void; None: raise
     is_void: Callable[[], bool] = lambda: False
+    is_over: Callable[[], bool] = lambda: False  # the session is closed
+    what: str = "a synchronised BatchNorm"  # is summed over
     # Excluded from compiled graphs. Not at import time: the compiler takes a second to import.
     normalise: Callable[[SyncNorm, Tensor, SyncContext, Group], Tensor] = field(
         default_factory=lambda: torch.compiler.disable(_normalise)
@@ -44,11 +46,10 @@ class SyncContext:
 
     def sum(self, values: Tensor, group: Group) -> Tensor:
         """All-reduce over the group, staged through the group's device if that is another one."""
-        if self.group is None:
+        if self.group is None or self.is_over():
             raise EvenstepError(
-                "a backward pass through a synchronised BatchNorm after the session was closed: "
-                "the other workers do not take part any more. Call backward before "
-                "session.close()."
+                f"a backward pass through {self.what} after the session was closed: the other "
+                "workers do not take part any more. Call backward before session.close()."
             )
         if group.is_closed or self.is_void():
             return _void_sums(values)

@@ -36,8 +36,9 @@ class FeatureGroup:
         make: Callable[[], Group],
         on_wait: Callable[[float], None],
         on_lost: Callable[[GroupGoneError], None] | None,
+        is_over: Callable[[], bool],
     ) -> None:
-        self._step, self._world = step, world
+        self._step, self._world, self._is_over = step, world, is_over
         self._make, self._on_wait, self._on_lost = make, on_wait, on_lost
         self._context: SyncContext | None = None
 
@@ -52,12 +53,27 @@ class FeatureGroup:
             return place(rows, batch)  # the step is void: any values of the right shape will do
         part = batch.samples / batch.total
         if is_weighted:
-            total = context.sum(torch.tensor([batch.weight], dtype=torch.float64), context.group)
-            part = batch.weight / float(total)
+            part = self._weighted_part(batch, context, context.group, rows.requires_grad)
         gathered: Tensor = Gather.apply(  # type: ignore[no-untyped-call]
             rows, context, context.group, batch, part
         )
         return gathered
+
+    def _weighted_part(
+        self, batch: Batch, context: SyncContext, group: Group, needs_grad: bool
+    ) -> float:
+        """This worker's part in the weights of the batch."""
+        weighs_nothing = bool(batch.samples) and not batch.weight
+        sums = context.sum(torch.tensor([batch.weight, weighs_nothing]).double(), group)
+        total, num_weightless = sums.tolist()
+        if num_weightless and needs_grad and not self._step.is_void:
+            raise EvenstepError(
+                f"in step {batch.step} the samples of {int(num_weightless)} of {self._world} "
+                "workers weigh nothing, by weight=..., so that gradients which flow back to their "
+                "rows through session.gather would be lost. Return a weight above 0 for every "
+                "batch, or gather features.detach()."
+            )
+        return batch.weight / total if total else 0.0
 
     def _connected(self) -> SyncContext | None:
         if self._context is None:
@@ -74,6 +90,8 @@ class FeatureGroup:
                 self._on_wait,
                 self._on_lost,
                 lambda: self._step.is_void,
+                self._is_over,
+                "session.gather",
             )
         return self._context
 
@@ -95,7 +113,7 @@ class Gather(torch.autograd.Function):
         summed = ctx.context.sum(grad * ctx.part, ctx.group)
         batch: Batch = ctx.batch
         own = grad.new_zeros(ctx.num_rows, *grad.shape[1:])
-        if batch.samples:  # a stand-in row counts for nothing
+        if batch.samples and ctx.part:  # a stand-in row counts for nothing
             own[: batch.samples] = summed[batch.begin : batch.begin + batch.samples] / ctx.part
         return own, None, None, None, None
 

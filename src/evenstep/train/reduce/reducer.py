@@ -163,6 +163,12 @@ class Reducer:
         if not self.buckets:
             return
         bucket, index = self._index_of[param]
+        if param.dtype != bucket.views[index].dtype:
+            raise EvenstepError(
+                f"a parameter of shape {tuple(param.shape)} was {bucket.views[index].dtype} when "
+                f"session.prepare was called, and is {param.dtype} now. Convert the model, by "
+                "model.float() say, before its optimizer is made and before session.prepare."
+            )
         if index in bucket.filled:
             raise EvenstepError(
                 f"a parameter of shape {tuple(param.shape)} got its gradient twice in one backward "
