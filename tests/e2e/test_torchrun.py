@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from bench.testbed.fork_server import fork_server
 
 from evenstep.launch.environment import torchrun_variables
+from evenstep.verify.records import ENV_VARIABLE, VerifiedRun
 
 HERE = Path(__file__).parent
+ORDER = "data: epochs of 203 samples, shuffled with seed 0; 20 samples a step"
 
 
 def torchrun(num: int, script: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -34,6 +37,19 @@ def test_each_sample_counts_once_an_epoch_while_plans_change(tmp_path: Path) -> 
     ]
     assert [rank.wait() for rank in ranks] == [0, 0, 0], log.read_text()
     check_ranks(tmp_path)
+    assert log.read_text().count(ORDER) == 1
+
+
+@pytest.mark.parametrize("is_verified", [False, True])
+def test_a_process_alone_says_in_which_order_it_uses_the_data(
+    tmp_path: Path, is_verified: bool
+) -> None:
+    run = VerifiedRun(folder=str(tmp_path), name="one", num_steps=2, shares=(1,))
+    environment = {ENV_VARIABLE: msgspec.json.encode(run).decode()} if is_verified else {}
+    argv: list[str | Path] = [HERE / "count_samples.py", tmp_path, "0", "kept"]
+    log = tmp_path / "log"
+    assert fork_server().run(argv, environment, log).wait() == 0, log.read_text()
+    assert log.read_text().count(ORDER) == (not is_verified)
 
 
 @LONG

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.testbed.fork_server import fork_server
 from torch import distributed, nn
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.device_mesh import init_device_mesh
@@ -25,7 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import TensorDataset
 
 from evenstep.errors import ConfigError
-from evenstep.launch.environment import CoordinatorAddress
+from evenstep.launch.environment import CoordinatorAddress, torchrun_variables
 from evenstep.train.comm.forks import never_freed_in_forks
 from evenstep.train.join import elastic_session
 from evenstep.train.optimizers import skip_void_steps
@@ -209,6 +210,48 @@ def test_optimizers_inside_one_that_was_given_or_of_another_model_may_step() -> 
 
     run_ranks(1, body)
     inner.step()  # after the session
+
+
+SECOND = """
+import sys, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+import evenstep
+
+with evenstep.join() as session:
+    model, other = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer, unrelated = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other))
+    session.prepare(model, optimizer)
+    if "before" in sys.argv:  # no batch is in hand: a warm-up, say
+        other(torch.ones(1, 4)).sum().backward()
+        unrelated.step()
+        unrelated.zero_grad()
+    for (x,) in session.loader(TensorDataset(torch.randn(16, 4)), batch=8):
+        model(x).mean().backward()
+        if "before" not in sys.argv:
+            other(x).mean().backward()
+        optimizer.step()
+        unrelated.step()
+        unrelated.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("world", "arguments", "num_warnings"), [(2, [], 1), (1, [], 0), (2, ["before"], 0)]
+)
+def test_the_leader_warns_once_of_another_model_that_every_rank_trains_by_itself(
+    tmp_path: Path, world: int, arguments: list[str], num_warnings: int
+) -> None:
+    """In processes: hooks on optimizers are those of a process."""
+    script, log, shared = tmp_path / "script.py", tmp_path / "log", torchrun_variables(world)
+    script.write_text(SECOND)
+    ranks = [
+        fork_server().run([script, *arguments], {**shared, "RANK": str(rank)}, log)
+        for rank in range(world)
+    ]
+    assert [rank.wait() for rank in ranks] == [0] * world, log.read_text()
+    said = "SGD steps on parameters that are not in the model given to session.prepare: each of 2 "
+    assert log.read_text().count(said) == num_warnings
 
 
 def elastic(tmp_path: Path, body: Any) -> None:

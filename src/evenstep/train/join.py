@@ -20,6 +20,7 @@ from evenstep.train.job import Job, Options
 from evenstep.train.roster.fixed import FixedRoster
 from evenstep.train.session import Session
 from evenstep.verify.probe import Probe
+from evenstep.verify.records import ENV_VARIABLE
 
 log = logging.getLogger("evenstep")
 
@@ -48,7 +49,11 @@ def join(
     options = read_options(policy, cap, min_share, seed, kind, settings)
     where = read_environment(os.environ)
     if isinstance(where, StaticRank):
-        return fixed_session(where, options, journal=journal, sinks=sinks)
+        session = fixed_session(where, options, journal=journal, sinks=sinks)
+        # `evenstep verify` trains a few steps of its own, which are no news.
+        if session.is_leader and ENV_VARIABLE not in os.environ:
+            show_log_by_default()
+        return session
     show_log_by_default()
     if sinks:
         log.warning("sinks of evenstep.join are not used here: give them to `evenstep run --sink`")

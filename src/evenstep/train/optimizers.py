@@ -28,12 +28,19 @@ MAX_FRAMES = 16  # between a scaler's step and a hook of the optimizer: a few wr
 class OptimizerHooks:
     """Attached to every optimizer that was given to `session.prepare`."""
 
-    def __init__(self, job: Job, *, hands_over_state: bool, is_leader: Callable[[], bool]) -> None:
-        self._job, self._is_leader = job, is_leader
+    def __init__(
+        self,
+        job: Job,
+        *,
+        hands_over_state: bool,
+        is_leader: Callable[[], bool],
+        world: Callable[[], int],
+    ) -> None:
+        self._job, self._is_leader, self._world = job, is_leader, world
         self._hands_over_state = hands_over_state
         self._lr_factor = LrFactor(job.lr_scale, job.step)
         self._attached: set[int] = set()
-        self._is_stepping = self._warned = False
+        self._is_stepping = self._warned = self._warned_of_others = False
         job.step.on_forgotten.append(self._forgotten)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> list[Callable[[], None]]:
@@ -46,7 +53,10 @@ class OptimizerHooks:
         ]
 
     def watch_others(self) -> Callable[[], None]:
-        """Refuse steps of optimizers that are not attached. Returns a function that ends this."""
+        """Refuse steps of optimizers of the model that are not attached, and warn of any others.
+
+        Returns a function that ends this.
+        """
         return register_optimizer_step_pre_hook(self._check_attached).remove
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -67,12 +77,30 @@ class OptimizerHooks:
         if id(optimizer) in self._attached or self._is_stepping:  # or inside of one that is
             return
         known = self._job.model.reducer.known
-        if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(id(p) in known for p in params):
             raise ConfigError(
                 "optimizer",
                 f"{type(optimizer).__name__} has parameters of the model, but was not given to "
                 "session.prepare. Pass it along, also if another object calls its step: "
                 "session.prepare(model, optimizer)",
+            )
+
+        if not self._warned_of_others and any(p.grad is not None for p in params):
+            self._warn_of_others(optimizer)
+
+    def _warn_of_others(self, optimizer: torch.optim.Optimizer) -> None:
+        """Warn once that another model is trained by each worker on its own share."""
+        if not self._job.step.has_batch or self._world() < 2:
+            return
+        self._warned_of_others = True
+        if self._is_leader():
+            log.warning(
+                "%s steps on parameters that are not in the model given to session.prepare: each "
+                "of %d workers trains its own, which become different. If that is not on purpose, "
+                "give both in one: session.prepare(torch.nn.ModuleList([model, other]), optimizer, "
+                "...)",
+                *(type(optimizer).__name__, self._world()),
             )
 
     def _check_reduced(self, optimizer: torch.optim.Optimizer) -> None:

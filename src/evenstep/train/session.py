@@ -59,6 +59,7 @@ class Session:
             job,
             hands_over_state=roster.hands_over_state,
             is_leader=lambda: self.is_leader,
+            world=lambda: self.world,
         )
         if observer is not None:
             self._step.on_committed.append(observer.end_step)
