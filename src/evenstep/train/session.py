@@ -159,9 +159,9 @@ class Session:
 
     @property
     def samples(self) -> int:
-        """Samples that the run has used: what a schedule counts in if the batch grows.
+        """Samples that the run has trained on: what a schedule counts in if the batch grows.
 
-        Those that `drop_last` leaves out of an epoch count with it.
+        Not those that a loop which was left early, or `drop_last`, leaves out.
         """
         self._counts.is_counted = True
         return self._job.loader.num_used if self._job.has_loader else 0
