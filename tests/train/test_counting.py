@@ -240,6 +240,35 @@ def test_a_fixed_roster_repeats_no_batch_so_any_count_is_right() -> None:
         by_builtin(Training(session))
 
 
+def looks_first(training: Training) -> None:
+    next(iter(training.loader))
+    for _ in range(2):
+        every_batch(training)
+
+
+def looks_between(training: Training) -> None:
+    for _ in range(3):
+        next(iter(training.loader))
+        every_batch(training)
+
+
+def looks_in_numbered_epochs(training: Training) -> None:
+    for _ in training.session.epochs(2):
+        next(iter(training.loader))
+        every_batch(training)
+
+
+@pytest.mark.parametrize(
+    ("loop", "num_warnings"),
+    [(looks_first, 0), (looks_between, 1), (looks_in_numbered_epochs, 0)],
+)
+def test_the_leader_warns_once_of_looks_that_joiners_cannot_follow(
+    tmp_path: Path, loop: Loop, num_warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_a_run(tmp_path / "run", loop)
+    assert caplog.text.count("left before its first backward pass, between") == num_warnings
+
+
 def test_batches_are_numbered_within_their_epoch() -> None:
     def body(session: Session) -> list[int]:
         training, numbers = Training(session), []

@@ -365,9 +365,10 @@ class Loader:
         end, self._batch_end = self._batch_end, None
         loop = self._loop
         loop.num_ended += 1
-        self.loops.count(loop)
-        if self._roster.hands_over_state and self._roster.rank == 0:
-            self.loops.warn_of_looks()
+        if loop.num_ended == 1:
+            self.loops.count(loop)
+            if self._roster.hands_over_state and self._roster.rank == 0:
+                self.loops.warn_of_looks()
         self._step.end()
         if self._step.number > self._step.batch.step:
             self.position = self.position.after(end)
