@@ -256,21 +256,6 @@ def test_a_run_is_resumed_where_it_was_stopped(tmp_path: Path, plain: Plain) -> 
         check(result, expected)
 
 
-def test_a_loop_of_fabric_survives_the_loss_of_workers(tmp_path: Path) -> None:
-    """It is a plain loop: the session's own loader and `prepare` are all it needs."""
-    script = SCRIPT.with_name("fabric_train.py")
-    preload = (*PRELOAD, "lightning.fabric")
-    forked = fork_server(*preload).run([script, "--out", tmp_path], {}, tmp_path / "alone-log")
-    assert forked.wait() == 0, (tmp_path / "alone-log").read_text()
-    expected = torch.load(tmp_path / "alone.pt", weights_only=True)
-    faults: tuple[Fault, ...] = (("rank2", "bucket", 2), ("leader", "reduced", 7))
-    with Cluster(tmp_path, workers=4, faults=faults, script=script, preload=preload) as cluster:
-        assert cluster.finish() == 0
-        assert len(cluster.results()) == 2
-        for result in cluster.results().values():
-            check_model(result, expected, 1e-6)  # Fabric returns floats
-
-
 def trainer(**given: Any) -> SimpleNamespace:
     plugin = SimpleNamespace(precision_plugin=None)
     defaults = {"reload_dataloaders_every_n_epochs": 0, "_val_check_time_interval": None}
@@ -311,16 +296,16 @@ def test_optimizers_callbacks_and_logged_objects_that_do_not_go_are_refused_by_n
 
 
 def test_loaders_that_cannot_be_shared_out_are_refused_by_name() -> None:
+    from evenstep.adapters.gathering import ordered_batches
     from evenstep.adapters.lightning.batches import make_loader
-    from evenstep.adapters.lightning.evaluation import _batch_sampler
 
     numbers: Any = list(range(8))
     with evenstep.join() as session:
         for loader in ([1, 2], DataLoader(numbers, batch_size=None), DataLoader(iter(numbers))):
             with pytest.raises(ConfigError, match="train_dataloader"):
                 make_loader(session, loader, None)
-    with pytest.raises(ConfigError, match="shuffle=False"):
-        _batch_sampler(DataLoader(numbers, shuffle=True))
+    with pytest.raises(ConfigError, match=r"val_dataloader: .*shuffle=False"):
+        ordered_batches(DataLoader(numbers, shuffle=True), "val_dataloader", "give shuffle=False")
 
 
 def test_values_of_all_workers_are_weighted_by_their_samples() -> None:

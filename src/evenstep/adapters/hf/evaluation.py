@@ -1,7 +1,7 @@
-"""Evaluation over all workers: each computes some of the batches, and all get every result.
+"""Evaluation split over workers: each computes some of the batches, and all get every result.
 
-Batches are those of one process, so that losses and metrics are too. What a worker that is lost had
-to compute, the others compute afterwards.
+Batches are those of one process, and so are losses and metrics. The batches of a lost worker are
+recomputed by the others.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-import safetensors.torch
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 
-from evenstep.adapters.gathering import gather
-from evenstep.errors import ConfigError
-from evenstep.train.recover.flatten import flatten, unflatten
+from evenstep.adapters.gathering import from_bytes, gather, ordered_batches, to_bytes
 from evenstep.train.session import Session
 
 Predict = Callable[..., tuple[Any, Any, Any]]
 
-STRUCTURE = "structure"
+WAY_OUT = "give a map-style dataset, and do not override get_eval_dataloader or _get_eval_sampler"
 
 
 class SharedPredictions:
@@ -30,7 +27,7 @@ class SharedPredictions:
     def __init__(self, session: Session, predict: Predict, loader: Any, trainer: Any) -> None:
         self._session, self._predict, self._loader = session, predict, loader
         self._reduce_logits = trainer.preprocess_logits_for_metrics
-        self._sampler = _batch_sampler(loader)
+        self._sampler = ordered_batches(loader, "eval_dataset", WAY_OUT)
         self._batches = list(self._sampler)
         self._results: list[Any] | None = None
         self._next = 0
@@ -76,32 +73,5 @@ class SharedPredictions:
         return [results[i] for i in range(len(self._batches))]
 
 
-def to_bytes(result: Any) -> bytes:
-    """A tree of tensors as bytes, without pickling."""
-    structure, tensors = flatten(result)
-    named = {str(i): t.detach().cpu().contiguous().clone() for i, t in enumerate(tensors)}
-    named[STRUCTURE] = torch.frombuffer(bytearray(structure), dtype=torch.uint8)
-    return bytes(safetensors.torch.save(named))
-
-
-def from_bytes(data: bytes, device: torch.device) -> Any:
-    """The tree again, with its tensors on a device."""
-    named = safetensors.torch.load(data)
-    structure = named.pop(STRUCTURE).numpy().tobytes()
-    return unflatten(structure, [named[str(i)].to(device) for i in range(len(named))])
-
-
 def _only_numbers(numbers: Sequence[int]) -> dict[str, torch.Tensor]:
     return {"number": torch.tensor(numbers)}
-
-
-def _batch_sampler(loader: Any) -> BatchSampler:
-    """Refuse loaders whose batches are not the same on all workers."""
-    sampler = getattr(loader, "batch_sampler", None)
-    if not isinstance(sampler, BatchSampler) or not isinstance(sampler.sampler, SequentialSampler):
-        raise ConfigError(
-            "eval_dataset",
-            "is evaluated by all workers, batch by batch in its own order; give a map-style "
-            "dataset, and do not override get_eval_dataloader or _get_eval_sampler",
-        )
-    return sampler

@@ -1,7 +1,7 @@
-"""Validation over all workers: each computes some of the batches, and all log every result.
+"""Validation split over workers: each computes some of the batches, and all log every result.
 
-Batches are those of one process, so that what is logged is too. What a worker that is lost had to
-compute, the others compute afterwards.
+Batches are those of one process, and so is what is logged. The batches of a lost worker are
+recomputed by the others.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.utilities.data import extract_batch_size
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
+from evenstep.adapters.gathering import ordered_batches
 from evenstep.adapters.lightning.collectives import add_up, gather
 from evenstep.adapters.lightning.logged import Logged, check_value, play
-from evenstep.errors import ConfigError
 from evenstep.train.data.source import is_stream
 from evenstep.train.session import Session
 
@@ -26,7 +26,7 @@ Call = dict[str, Any]
 
 
 class SharedBatches:
-    """What Lightning gets for validation batches: this worker's part of a DataLoader's."""
+    """The validation DataLoader that Lightning sees: this worker's batches only."""
 
     def __init__(
         self, plain: Any, loop: EvaluationLoop, session: Callable[[], Session | None]
@@ -45,12 +45,15 @@ class SharedBatches:
         if session is None or session.world == 1 or not self._can_be_split:
             self._loop.calls = None
             return iter(self._plain)
-        self._batches = list(_batch_sampler(self._plain))[: self._limit]
+        batches = ordered_batches(
+            self._plain, "val_dataloader", "give shuffle=False, and no sampler"
+        )
+        self._batches = list(batches)[: self._limit]
         return self._own_batches(session)
 
     @property
     def _can_be_split(self) -> bool:
-        """Not an iterable of batches, nor if there are metrics: their states are each worker's."""
+        """Not for an iterable of batches, nor with torchmetrics objects, whose state is local."""
         if not isinstance(self._plain, DataLoader) or is_stream(self._plain.dataset):
             return False
         return not any(isinstance(part, Metric) for part in self._loop.module.modules())
@@ -108,7 +111,7 @@ class SharedBatches:
 
 
 class EvaluationLoop(_EvaluationLoop):
-    """Keeps what is logged in a batch until the results of all workers are there."""
+    """Buffers what is logged in a batch until the results of all workers have arrived."""
 
     calls: list[Call] | None = None  # of the batch in hand; None: it is logged at once
     open: list[SharedBatches]  # whose results are not there yet
@@ -153,15 +156,3 @@ def _to_send(call: Call, results: Any) -> Call:
         "batch_size": size or 1,
         "dataloader_idx": results.dataloader_idx,
     }
-
-
-def _batch_sampler(loader: Any) -> BatchSampler:
-    """Refuse loaders whose batches are not the same on all workers."""
-    sampler = getattr(loader, "batch_sampler", None)
-    if not isinstance(sampler, BatchSampler) or not isinstance(sampler.sampler, SequentialSampler):
-        raise ConfigError(
-            "val_dataloader",
-            "is evaluated by all workers, batch by batch in its own order; give shuffle=False, "
-            "and no sampler",
-        )
-    return sampler
