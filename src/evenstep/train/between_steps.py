@@ -62,9 +62,9 @@ class BetweenSteps:
 
     def part_sampler(self, length: int, *, shuffle: bool) -> PartSampler:
         """Samples this worker's part of so many."""
-        return PartSampler(length, self._begin_evaluation, self._part_of, shuffle=shuffle)
+        return PartSampler(length, self.begin_evaluation, self.part_of, shuffle=shuffle)
 
-    def _begin_evaluation(self) -> None:
+    def begin_evaluation(self) -> None:
         """Be in a generation, with running statistics averaged even if a loop was left."""
         self._roster.enter()
         step = self._job.step
@@ -72,7 +72,7 @@ class BetweenSteps:
         if self.leave_loop() or (is_done and self._job.loader.is_last):
             self._average_norms()
 
-    def _part_of(self, length: int) -> tuple[int, int]:
+    def part_of(self, length: int) -> tuple[int, int]:
         """The begin and end of this worker's part of a dataset."""
         if self._roster.is_late:
             return 0, length

@@ -35,6 +35,39 @@ class FrameworkLoop:
         self._job.loader.end_loop()
         self._roster.trained()
 
+    def count_with(self, line: str) -> None:
+        """The line of this framework's loops that counts batches right, for error messages."""
+        self._job.updates.windows.way_out = line
+
+    @property
+    def counts_are_right(self) -> bool:
+        """Whether the script takes its counts from the session, which repeats no number."""
+        windows = self._job.updates.windows
+        return not self._roster.hands_over_state or windows.is_counted or windows.is_trusted
+
+    def begin_evaluation(self) -> None:
+        """Be in a generation, with running statistics averaged over workers."""
+        self._between.begin_evaluation()
+
+    def part_of(self, length: int) -> tuple[int, int]:
+        """The begin and end of this worker's part of so many samples, by the present shares."""
+        return self._between.part_of(length)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether this worker's loop is in an epoch that is over: it computes for itself alone."""
+        return self._roster.is_late
+
+    @property
+    def left(self) -> SystemExit | None:
+        """What has ended the script, if this worker left the run before the end of training."""
+        return self._roster.left
+
+    @property
+    def weight(self) -> float:
+        """What this worker's mean loss of the batch at hand counts for: its samples, or tokens."""
+        return self._job.step.batch.weight
+
     @property
     def share(self) -> float:
         """This worker's part of the batch at hand, by samples: what its mean gradient counts."""

@@ -77,6 +77,10 @@ class Roster(Protocol):
     def is_ending(self) -> bool:
         """Whether the roster ends the script by an error, so the script did not leave its loop."""
 
+    @property
+    def left(self) -> SystemExit | None:
+        """What has ended the script, if this worker left the run or was left out."""
+
     def prepared(self) -> None:
         """The model is there."""
 

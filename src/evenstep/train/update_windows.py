@@ -95,6 +95,7 @@ class UpdateWindows:
     def __init__(self, step: Step, loader: Callable[[], Epochs]) -> None:
         self.is_counted = False  # the script reads the session's own numbers
         self.is_trusted = False  # and counts with nothing else
+        self.way_out = WAY_OUT
         self._step, self._loader = step, loader
         self._begin = Place(-1, 0, 0)  # before the first batch
         self._known: dict[Hashable, History] = {}
@@ -142,7 +143,7 @@ class UpdateWindows:
             history.suspect = window
         elif window.num_batches < usual and not needs_proof:
             if window.is_miscounted(usual) or not is_last:
-                raise _miscounted(window, usual, update)
+                raise self._miscounted(window, usual, update)
         elif window.is_miscounted(usual):
             history.suspect = window
             self._check_suspect(history, update)
@@ -155,7 +156,7 @@ class UpdateWindows:
         if history.is_sure or (is_short and not self._needs_proof(update)):
             history.suspect = None
             if suspect.is_miscounted(history.usual):
-                raise _miscounted(suspect, history.usual, update)
+                raise self._miscounted(suspect, history.usual, update)
 
     def _needs_proof(self, update: Update) -> bool:
         """Whether windows of unusual sizes are to be expected."""
@@ -171,13 +172,12 @@ class UpdateWindows:
             raise EvenstepError(
                 f"this loop {update.does} every {history.usual} batches, and counts them by "
                 "itself. Under evenstep run a batch is repeated when a worker is lost, and workers "
-                "join in the middle of an epoch: such a count would be wrong then. " + WAY_OUT
+                f"join in the middle of an epoch: such a count would be wrong then. {self.way_out}"
             )
 
-
-def _miscounted(window: UpdateWindow, usual: int, update: Update) -> EvenstepError:
-    batches = "1 batch" if window.num_batches == 1 else f"{window.num_batches} batches"
-    return EvenstepError(
-        f"{update.did} after {batches} instead of {usual}, because {window.num_void} had to be "
-        f"repeated after the loss of a worker, and the loop counted those again. {WAY_OUT}"
-    )
+    def _miscounted(self, window: UpdateWindow, usual: int, update: Update) -> EvenstepError:
+        batches = "1 batch" if window.num_batches == 1 else f"{window.num_batches} batches"
+        return EvenstepError(
+            f"{update.did} after {batches} instead of {usual}, because {window.num_void} had to be "
+            f"repeated after the loss of a worker, and the loop counted those again. {self.way_out}"
+        )

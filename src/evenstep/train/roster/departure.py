@@ -58,7 +58,7 @@ class Departure:
             self._save_committed(interrupts=interrupts)
         self._planner.close(self._job.step)
         log.info("%s", leave_message(worker, self._job.step.number, generation))
-        raise LeftError(LEFT)
+        self._tracker.leave(LeftError(LEFT))
 
     def _leave_script(self) -> None:
         """Evicted while the script is busy: exit from within it."""

@@ -103,6 +103,10 @@ class ElasticRoster:
     def is_ending(self) -> bool:
         return self._tracker.lease_has_ended
 
+    @property
+    def left(self) -> SystemExit | None:
+        return self._tracker.left
+
     # Entering.
 
     def prepared(self) -> None:

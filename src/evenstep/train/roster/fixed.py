@@ -46,6 +46,7 @@ class FixedRoster:
 
     hands_over_state = False
     is_late = is_ending = False
+    left = None
     generation, num_pending = 1, 0
     current = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NoReturn
 
 from evenstep.coordinate.client import UnreachableError
 from evenstep.launch.environment import CoordinatorAddress
@@ -37,6 +38,7 @@ class GenerationTracker:
         self.generation, self.rank, self.world = 0, 0, 1
         self.has_trained = False  # in this or an earlier generation, since it last was a spare
         self.lease_has_ended = False  # and this worker with it
+        self.left: LeftError | None = None  # which ends the script
         self._is_spare = False
         self.waiting = False  # for other workers, or for a generation
         self.saving = False  # the last checkpoint
@@ -191,14 +193,19 @@ class GenerationTracker:
         goodbye, trained = self.control.goodbye, self.control.trained
         if goodbye is not None and (self._is_spare or trained):
             log.info("%s leaves the run: %s", self.worker, goodbye)
-            raise LeftError(TRAINED if trained else LEFT)
+            self.leave(LeftError(TRAINED if trained else LEFT))
         if goodbye is not None:
             log.error("this worker is no longer part of the run: %s", goodbye)
-            raise LeftError(LEFT)
+            self.leave(LeftError(LEFT))
         if self.control.lease_over:
             self.lease_has_ended = True
             log.error("no word from the coordinator for %g s: lease over", self.welcome.lease_s)
-            raise LeaseOverError(LEFT)
+            self.leave(LeaseOverError(LEFT))
+
+    def leave(self, error: LeftError) -> NoReturn:
+        """End the script: this worker is not part of the run any more."""
+        self.left = error
+        raise error
 
 
 def leave_message(worker: str, step: int, generation: Generation) -> str:
