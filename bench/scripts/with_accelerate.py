@@ -37,8 +37,12 @@ def main() -> None:
                     scheduler.step()
                     optimizer.zero_grad()
             model.eval()
-            with torch.no_grad():
-                hits = sum(int((model(i).argmax(1) == t).sum()) for i, t in test_loader)
+            hits = 0
+            for inputs, targets in test_loader:
+                with torch.no_grad():
+                    predictions = model(inputs).argmax(1)
+                found, wanted = accelerator.gather_for_metrics((predictions, targets))
+                hits += int((found == wanted).sum())
             accelerator.print(f"epoch {epoch}: accuracy {hits / len(test):.3f}")
         if accelerator.is_main_process:
             torch.save({"model": accelerator.unwrap_model(model).state_dict()}, sys.argv[1])

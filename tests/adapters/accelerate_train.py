@@ -13,7 +13,7 @@ import accelerate
 import torch
 from bench.testbed.train import NAME, Faults, Numbers, install_faults
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import evenstep
 from evenstep.adapters.accelerate import Accelerator
@@ -23,11 +23,57 @@ from tests.faults.loops import lose_results, net
 SAMPLES, BATCH, EPOCHS = 232, 24, 3  # ten batches an epoch, the last is short
 
 
+class Ragged(Dataset[Any]):
+    """Samples, and sequences of different lengths."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self._numbers[index]
+        return x, y, torch.full((1 + index % 7,), index)
+
+
+def pad(samples: list[Any]) -> Any:
+    x, y, sequences = zip(*samples, strict=True)
+    padded = nn.utils.rnn.pad_sequence(list(sequences), batch_first=True, padding_value=-1)
+    return {"x": torch.stack(x), "y": torch.stack(y), "sequence": padded}
+
+
+@torch.no_grad()
+def evaluate(
+    accelerator: Any, model: nn.Module, loader: Any, faults: Faults, gathers: str
+) -> list[list[float]]:
+    """For each sample its error and its sequence, in the order in which they were gathered."""
+    rows: list[list[float]] = []
+    for batch in loader:
+        faults.at("predict")
+        error = (model(batch["x"]) - batch["y"]).abs()
+        sequence = accelerator.pad_across_processes(batch["sequence"], dim=1, pad_index=-1)
+        if gathers == "never":
+            continue
+        if gathers == "twice":
+            accelerator.gather_for_metrics(error)
+            faults.at("between")
+        found = accelerator.gather_for_metrics({"error": error, "sequence": sequence})
+        names = [str(int(i)) for i in batch["sequence"][:, 0]]
+        assert len(accelerator.gather_for_metrics(names, use_gather_object=True)) == len(
+            found["error"]
+        )
+        pairs = zip(found["error"], found["sequence"], strict=True)
+        rows += [[float(error), *(i for i in items.tolist() if i >= 0)] for error, items in pairs]
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plain", action="store_true", help="without evenstep")
     parser.add_argument("--lose", type=int, nargs="*", default=[], help="results of these steps")
+    parser.add_argument("--gathers", default="once", choices=["once", "never", "twice"])
     parser.add_argument("--call", default="", help="a method of the accelerator")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")
@@ -53,10 +99,11 @@ def main() -> None:
             loader = session.loader(data, batch=BATCH)
         if options.call:
             getattr(accelerator, options.call)(torch.zeros(1))
-        model, optimizer, loader, scheduler = accelerator.prepare(
-            model, optimizer, loader, scheduler
+        tests: Any = DataLoader(Ragged(Numbers(50)), batch_size=12, collate_fn=pad)
+        model, optimizer, loader, scheduler, tests = accelerator.prepare(
+            model, optimizer, loader, scheduler, tests
         )
-        writes = 0
+        writes, evaluated = 0, []
         for epoch in range(EPOCHS) if options.plain else session.epochs(EPOCHS):
             if options.plain:
                 indices[:] = order.items(epoch, 0, SAMPLES)
@@ -73,9 +120,17 @@ def main() -> None:
                     scheduler.step()
                     optimizer.zero_grad()
                     faults.at("stepped")
+            model.eval()
+            evaluated.append(evaluate(accelerator, model, tests, faults, options.gathers))
+            model.train()
             writes += accelerator.is_main_process
             accelerator.wait_for_everyone()
-        result = {"model": model.state_dict(), "lr": scheduler.get_last_lr()[0], "writes": writes}
+        result = {
+            "model": model.state_dict(),
+            "lr": scheduler.get_last_lr()[0],
+            "writes": writes,
+            "evaluated": evaluated,
+        }
         name = "plain" if options.plain else NAME
         torch.save(result, options.out / f"{name}{os.environ.get('RANK', '')}.pt")
 

@@ -36,6 +36,10 @@ def check(result: dict[str, Any], plain: dict[str, Any]) -> None:
     for name, tensor in plain["model"].items():
         assert float((result["model"][name] - tensor).abs().max()) <= 1e-12, name
     assert result["lr"] == pytest.approx(plain["lr"], rel=1e-12)
+    for rows, expected in zip(result["evaluated"], plain["evaluated"], strict=True):
+        by_number = [sorted(found, key=lambda row: row[1]) for found in (rows, expected)]
+        for row, other in zip(*by_number, strict=True):
+            assert row == pytest.approx(other, rel=1e-9)
 
 
 def run(folder: Path, *args: str, faults: tuple[Fault, ...] = (), workers: int) -> Cluster:
@@ -60,6 +64,42 @@ def test_workers_are_killed_in_the_middle_of_windows(
         assert len(cluster.results()) == 2
         for result in cluster.results().values():
             check(result, plain)
+
+
+def test_workers_are_lost_in_the_evaluation(tmp_path: Path, plain: dict[str, Any]) -> None:
+    faults = (("rank1", "predict", 10), ("leader", "predict", 20), ("rank2", "predict", 30))
+    with run(tmp_path, faults=faults, workers=5) as cluster:
+        assert cluster.finish() == 0
+        assert len(list(cluster.out.glob("fault-*"))) == 3
+        assert len(cluster.results()) == 2
+        for result in cluster.results().values():
+            check(result, plain)
+
+
+def test_an_evaluation_is_shared_out_and_gathered_in_its_order(
+    tmp_path: Path, plain: dict[str, Any]
+) -> None:
+    with run(tmp_path, workers=3) as cluster:
+        assert cluster.finish() == 0
+        assert len(cluster.results()) == 3
+        for result in cluster.results().values():
+            for rows, expected in zip(result["evaluated"], plain["evaluated"], strict=True):
+                assert [row[1:] for row in rows] == [row[1:] for row in expected]
+
+
+@pytest.mark.parametrize(
+    ("gathers", "faults", "told"),
+    [
+        ("never", (), "it has not gathered the results"),
+        ("twice", (("rank1", "between", 10),), "a worker was lost between two calls"),
+    ],
+)
+def test_evaluations_that_cannot_be_right_are_refused_by_name(
+    gathers: str, faults: tuple[Fault, ...], told: str, tmp_path: Path
+) -> None:
+    with run(tmp_path, "--gathers", gathers, faults=faults, workers=3) as cluster:
+        assert cluster.finish() != 0
+        assert told in cluster.output()
 
 
 def test_workers_miss_results(tmp_path: Path, plain: dict[str, Any]) -> None:
@@ -87,6 +127,10 @@ def test_two_processes_under_torchrun(tmp_path: Path, plain: dict[str, Any]) -> 
 
 
 def test_what_sees_one_process_only_is_refused_by_name(tmp_path: Path) -> None:
-    argv: list[str | Path] = [SCRIPT, "--out", tmp_path, "--call", "gather_for_metrics"]
-    assert fork_server(*PRELOAD).run(argv, {}, tmp_path / "log").wait() != 0
-    assert "evaluate on session.evaluation(...), and add up" in (tmp_path / "log").read_text()
+    for name, told in (
+        ("reduce", "session.sum elsewhere"),
+        ("gather_for_metrics", "outside of a loop over a DataLoader of accelerator.prepare"),
+    ):
+        argv: list[str | Path] = [SCRIPT, "--out", tmp_path, "--call", name]
+        assert fork_server(*PRELOAD).run(argv, {}, tmp_path / "log").wait() != 0
+        assert told in (tmp_path / "log").read_text()
