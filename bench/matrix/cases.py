@@ -112,7 +112,9 @@ CASES: list[Case] = [
         **LIGHTNING,
     ),
     _pair("with_accelerate", "Accelerate: windows of four batches", num_steps=22, **ACCELERATE),
-    _pair("fabric", "Fabric: windows of two batches, clipping", **LIGHTNING),
+    _pair(
+        "with_fabric", "Fabric: schedule, windows, clipping, evaluation", num_steps=22, **LIGHTNING
+    ),
     _pair("lora", "Trainer with adapters of `peft`", num_steps=22, **LORA),
     _pair("hsdp", "hosts whose two processes shard the model (FSDP2)", **HSDP),
 ]

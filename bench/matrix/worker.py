@@ -11,6 +11,7 @@ Of a host whose processes shard the model, the others run this program too. They
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -110,6 +111,7 @@ def main() -> None:
     hooks.install()
     run_script(script, args)
     hooks.save()
+    atexit._run_exitfuncs()  # which end a session of Fabric; the fork server ends without them
 
 
 if __name__ == "__main__":

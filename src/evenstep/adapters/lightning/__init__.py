@@ -1,4 +1,4 @@
-"""Lightning on workers that join, leave and die: `evenstep.adapters.lightning.Strategy`."""
+"""Lightning on workers that join, leave and die: `Strategy` for Trainer, `FabricStrategy`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ try:
 except ImportError:
     raise ImportError('this adapter needs: pip install "evenstep[lightning]"') from None
 
+from evenstep.adapters.lightning.fabric import FabricStrategy
 from evenstep.adapters.lightning.strategy import Strategy
 
-__all__ = ["Strategy"]
+__all__ = ["FabricStrategy", "Strategy"]

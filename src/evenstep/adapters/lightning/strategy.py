@@ -7,7 +7,6 @@ the run is that of one process with the same arguments.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from evenstep.adapters.lightning.batches import FitBatches, make_loader
 from evenstep.adapters.lightning.collectives import add_up, leaders
+from evenstep.adapters.lightning.device import own_device
 from evenstep.adapters.lightning.evaluation import SharedBatches
 from evenstep.adapters.lightning.loops import Attempts, install
 from evenstep.adapters.lightning.progress import FitProgress
@@ -51,12 +51,16 @@ class Strategy(SingleDeviceStrategy):
         sync_batchnorm: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(device=_own_device() if device is None else device)
+        super().__init__(device=own_device() if device is None else device)
         self._weight, self._sync_batchnorm, self._join_options = weight, sync_batchnorm, options
         self._session: Session | None = None
         self._trainer: Any = None
         self._batches: FitBatches | None = None
         self._progress: FitProgress
+
+    def __repr__(self) -> str:
+        """Fabric quotes it, when it is given this one."""
+        return "Strategy() for Trainer; Fabric needs evenstep.adapters.lightning.FabricStrategy()"
 
     @property
     def session(self) -> Session:
@@ -225,9 +229,3 @@ class Strategy(SingleDeviceStrategy):
         self._progress.end_loop()
         self._session = self._batches = None
         session.__exit__(type(error) if error else None, error, None)
-
-
-def _own_device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
