@@ -1,4 +1,4 @@
-"""Batches for a framework that owns the loop: the run may be elsewhere than its loop."""
+"""Batches for a framework that owns the loop and may fall behind the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOTHING = object()
 
 
 class MovedError(Exception):
-    """The run is at another batch than this worker's loop, which was a spare meanwhile."""
+    """The run advanced past this worker's loop while the worker was a spare."""
 
 
 class Epoch:

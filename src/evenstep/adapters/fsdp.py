@@ -128,7 +128,7 @@ def _own_command() -> list[str]:
 
 
 def _end(others: OtherProcesses, folder: tempfile.TemporaryDirectory[str]) -> None:
-    """At the end of the script: the host is not gone before all of its processes are."""
+    """At exit: wait for the other processes, so that the host leaves as a whole."""
     others.see_off(GOODBYE_S)
     folder.cleanup()
 

@@ -1,4 +1,4 @@
-"""To Accelerate, which Trainer is built on, every worker is a single process."""
+"""Accelerate, and Trainer on top of it, take every worker for a single process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training arguments: a process that Accelerate takes for a single one, and what is refused."""
+"""Training arguments: hide torchrun from Accelerate, and refuse what is not supported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ARGUMENTS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 
 @dataclass
 class TrainingArguments(transformers.TrainingArguments):
-    """Those of transformers, for scripts that torchrun may start as well as `evenstep run`.
+    """Those of transformers, which torchrun may start as well as `evenstep run`.
 
     Under torchrun, transformers' own make a process group for DDP.
     """

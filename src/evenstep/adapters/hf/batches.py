@@ -1,4 +1,4 @@
-"""An epoch's batches as Trainer's loop takes them: by number, each only when it is computed on."""
+"""An epoch's batches for Trainer's loop, by number and fetched lazily."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from evenstep.train.data.loader import Loader
 
 
 class Placeholder(dict[str, Any]):
-    """Stands for a batch that is not taken yet; it has the batch's content from then on."""
+    """Lazy batch: filled when it is trained on."""
 
     taken: Any = None  # the batch, if the loader has handed it out already
     window = 1  # batches whose gradients accumulate with it, itself included
 
 
 class TrainerBatches:
-    """What Trainer gets for a loader. `begin` is to be called before each of its epochs."""
+    """The DataLoader that Trainer sees. Call `begin` before each of its epochs."""
 
     def __init__(self, loader: Loader, accumulate: int) -> None:
         self._loader, self._accumulate = loader, accumulate
@@ -43,7 +43,7 @@ class TrainerBatches:
         return self
 
     def __next__(self) -> Any:
-        """The next batch. Raises if the run is elsewhere by now."""
+        """The next batch. Raises `MovedError` if the run has advanced past this loop."""
         batch = self._epoch.take(lambda: self._loader.index != self._expected)
         if batch is NOTHING:
             raise MovedError

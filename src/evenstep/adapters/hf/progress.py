@@ -1,4 +1,4 @@
-"""What Trainer's loop keeps in variables: handed over to joiners, and kept in checkpoints."""
+"""State of Trainer's loop, handed over to joiners and saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NOT_SHARED = (
 
 
 class TrainerProgress:
-    """A worker that runs the loop makes the same changes as the others; a joiner takes them over.
+    """All workers in the loop update this state alike; only a worker that is behind loads it.
 
-    So the state of others is loaded only by a worker that has begun fewer batches than they have
-    done: they may be in the next batch already while this one is in the last that they did.
-    What follows from the reduced gradients is always loaded: a worker that missed them cannot
-    compute it, and logs it all the same.
+    A worker is behind if it has begun fewer batches than the others have completed: one that is
+    still in the last completed batch, while they are in the next, will catch up by itself. Values
+    derived from the reduced gradients are always loaded: a worker that missed the gradients cannot
+    compute them, but logs them too.
     """
 
     def __init__(self, trainer: Any) -> None:

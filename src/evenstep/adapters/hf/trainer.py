@@ -115,7 +115,7 @@ class ElasticMixin(transformers.Trainer):
     def _init_training_state(
         self, max_steps: int, steps: int, epochs: int, resume_from_checkpoint: Any, trial: Any
     ) -> tuple[int, int]:
-        """Everything that has a state is made here, and then taken over from the run."""
+        """Create everything that has a state, then load the run's state into it."""
         if self._session is None:
             state: tuple[int, int] = super()._init_training_state(
                 max_steps, steps, epochs, resume_from_checkpoint, trial
@@ -153,7 +153,7 @@ class ElasticMixin(transformers.Trainer):
     # The loop.
 
     def _run_epoch(self, **arguments: Any) -> None:
-        """From the batch on at which the run is; not at all if the run is past this epoch."""
+        """Resume the epoch at the run's current batch; skip it if the run is past it."""
         if self._session is None:
             super()._run_epoch(**arguments)
             return
@@ -192,7 +192,7 @@ class ElasticMixin(transformers.Trainer):
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """One step of the run: forward and backward until it stands."""
+        """One step of the run: forward and backward, repeated while the step is void."""
         if self._session is None or not isinstance(inputs, Placeholder):
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
             return loss
@@ -215,7 +215,7 @@ class ElasticMixin(transformers.Trainer):
         return self._end_batch(model)
 
     def _backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """In place of the accelerator's: gradients of items become their sum over all workers."""
+        """Replaces the accelerator's: gradients become the sum over the items of all workers."""
         session, items = self._session, self._own_items
         assert session is not None
         num = session.counted if items is None else items if session.counted else 0
@@ -257,7 +257,7 @@ class ElasticMixin(transformers.Trainer):
         return self._progress.grad_norm
 
     def _get_learning_rate(self) -> Any:
-        """Before the schedule's step, which the others may have taken already."""
+        """The rate before the schedule's step, which the others may have taken already."""
         rate = super()._get_learning_rate()
         if self._session is None:
             return rate
@@ -293,7 +293,7 @@ class ElasticMixin(transformers.Trainer):
             super()._save_checkpoint(model, trial)
 
     def _finalize_training(self, *args: Any) -> Any:
-        """Here the model may become that of the best checkpoint."""
+        """End training first: this may load the best checkpoint into the model."""
         if self._session is not None:
             self._session.framework.finish()
         return super()._finalize_training(*args)
@@ -303,7 +303,7 @@ class ElasticMixin(transformers.Trainer):
             super()._save_rng_state(output_dir)
 
     def floating_point_ops(self, inputs: Any) -> float:
-        """Of the whole batch, as if the other workers' samples were as long as this one's."""
+        """Of the whole batch, assuming that others' samples are as long as this worker's."""
         own = float(super().floating_point_ops(inputs))
         return own if self._session is None else own / (self._session.framework.share or 1.0)
 

@@ -1,4 +1,4 @@
-"""Training batches as Lightning's loop takes them: by epoch and number, where the run is."""
+"""Training batches for Lightning's loop, checked against the run's epoch and batch number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = (
 
 
 class FitBatches:
-    """What Lightning gets for the script's DataLoader. Its batches are shared out to all workers.
+    """Replaces the script's DataLoader: each of its batches is split over all workers.
 
     Its state is the position in the data, which is kept in Lightning's checkpoints.
     """

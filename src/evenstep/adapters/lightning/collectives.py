@@ -1,4 +1,4 @@
-"""What workers tell each other after a batch was trained on, whoever is lost meanwhile."""
+"""Collectives used after a batch; they raise if the step is voided."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from evenstep.train.session import Session
 
 
 def gather(session: Session, own: Mapping[int, Any], num: int) -> dict[int, Any]:
-    """What all workers have of `num` values, made of numbers, text, lists and mappings."""
+    """All workers' values by number, out of `num`: numbers, text, lists and mappings."""
     encoded = {i: flatten(value)[0] for i, value in own.items()}
     gathered = gather_bytes(partial(add_up, session), encoded, num)
     return {i: unflatten(data, []) for i, data in gathered.items()}
 
 
 def leaders(session: Session, value: Any) -> Any:
-    """The leader's value, on every worker."""
+    """Broadcast the leader's value; if the leader is lost, the next one's."""
     while True:
         got = gather(session, {0: value} if session.is_leader else {}, 1)
         if got:
@@ -30,7 +30,7 @@ def leaders(session: Session, value: Any) -> Any:
 
 
 def add_up(session: Session, values: torch.Tensor) -> torch.Tensor:
-    """The sum over all workers of what they have after a batch was trained on."""
+    """All-reduce (sum) after a batch; raises if the step is voided."""
     summed = session.sum(values)
     if session.void:
         raise EvenstepError(

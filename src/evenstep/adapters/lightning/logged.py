@@ -1,4 +1,4 @@
-"""What `self.log` is told in a batch: kept until the batch counts, then of all workers together."""
+"""Buffers `self.log` calls until the step is committed, then aggregates them over workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evenstep.errors import ConfigError
 
 
 class Logged:
-    """Takes the place of `log` of a collection of Lightning's results."""
+    """Replaces `log` of a collection of Lightning's results while it is entered."""
 
     def __init__(self, results: Any, put: Callable[[dict[str, Any]], None]) -> None:
         self._results, self._put = results, put
@@ -32,7 +32,7 @@ class Logged:
 
 
 def play(results: Any, call: Mapping[str, Any]) -> None:
-    """Log a value of this worker, or of all, to Lightning's results. It is not synced again."""
+    """Log a value, already aggregated if it has to be, to Lightning's results."""
     options = {**call, "sync_dist": False}
     fx, name, value = (options.pop(key) for key in ("fx", "name", "value"))
     type(results).log(results, fx, name, value, **options)
@@ -51,7 +51,7 @@ def check_value(call: Mapping[str, Any]) -> None:
 def of_all_workers(
     add_up: Callable[[torch.Tensor], torch.Tensor], counted: int, calls: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Calls with `sync_dist=True` as one process would make them, from those of each worker.
+    """Aggregate calls with `sync_dist=True` over workers, into those that one process would make.
 
     `counted` is the number of this worker's samples that count.
     """

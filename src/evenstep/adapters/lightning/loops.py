@@ -1,4 +1,4 @@
-"""Lightning's loops: a training step is repeated inside of them until it stands."""
+"""Lightning's loops: a training step is repeated inside of them until it is committed."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ T = TypeVar("T")
 
 
 class Attempts:
-    """Computes on the batch in hand until the step stands."""
+    """Repeats forward and backward on the current batch until the step is not void."""
 
     def __init__(
-        self, trainer: Any, session: Session, progress: FitProgress, stands: Callable[[], None]
+        self, trainer: Any, session: Session, progress: FitProgress, on_done: Callable[[], None]
     ) -> None:
         self._trainer, self.session, self.progress = trainer, session, progress
-        self._stands = stands
+        self._on_done = on_done
 
     def __call__(self, compute: Callable[[], T], kwargs: OrderedDict[str, Any], counts: Any) -> T:
         """The result of `compute`, forward and backward on `kwargs["batch"]`.
 
-        What it counts and logs is that of the attempt that stands.
+        Counts and logs of void attempts are discarded.
         """
         results = self._trainer.fit_loop.epoch_loop._results
         first, before = kwargs["batch"], counts.state_dict()
@@ -57,7 +57,7 @@ class Attempts:
 
         result = self.session.attempt(attempt, first)
         self.progress.end_batch()
-        self._stands()
+        self._on_done()
         for call in calls:
             play(results, call)
             self.progress.played(call)
@@ -71,7 +71,7 @@ class Attempts:
 
 
 class RepeatedClosure(AbstractClosure[Any]):
-    """Lightning's closure, called until the step stands."""
+    """Lightning's closure, repeated while the step is void."""
 
     def __init__(self, closure: Closure, attempt: Callable[[Callable[[], Any]], Any]) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Manual(_ManualOptimization):
 
 
 class EpochLoop(_TrainingEpochLoop):
-    """An epoch, from the batch on at which the run is."""
+    """An epoch, begun at the run's current batch."""
 
     attempts: Attempts
 

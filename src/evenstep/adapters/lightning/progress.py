@@ -1,4 +1,4 @@
-"""What Lightning's loops count: handed over to joiners, and kept in the run's checkpoints."""
+"""Counters of Lightning's loops, handed over to joiners and saved in the run's checkpoints."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from evenstep.adapters.lightning.logged import play
 from evenstep.train.session import Session
 
-# What ModelCheckpoint decides by whether to write, and does not keep in its own state.
+# By these ModelCheckpoint decides whether to write; they are not in its state_dict.
 SAVED = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
 
 
 class FitProgress:
-    """A worker that runs the loop makes the same changes as the others; a joiner takes them over.
+    """All workers in the loop update this state alike; only a worker that is behind loads it.
 
-    So the state of others is loaded only by a worker that has begun fewer batches than they have
-    done. While a batch is not done, its state is that of before: the batch may be repeated.
+    A worker is behind if it has begun fewer batches than the others have completed. Until a batch
+    is committed, `state_dict` returns the state before it, since the batch may be repeated.
     """
 
     def __init__(self, trainer: Any, session: Session) -> None:

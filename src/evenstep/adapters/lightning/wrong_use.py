@@ -1,4 +1,4 @@
-"""What Trainer is refused with: it would train differently, or not at all."""
+"""Refuses arguments, optimizers and callbacks of Trainer that would train wrongly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evenstep.errors import ConfigError
 
 
 def check_trainer(trainer: Any) -> None:
-    """Raise for arguments of Trainer that do not go with workers that come and go."""
+    """Raise for Trainer arguments that an elastic run cannot support."""
     precision = trainer.strategy.precision_plugin
     if isinstance(precision, MixedPrecision) and precision.scaler is not None:
         raise ConfigError("precision", "'16-mixed' is not supported: use 'bf16-mixed'")
@@ -38,7 +38,7 @@ def check_optimizers(optimizers: list[torch.optim.Optimizer]) -> None:
 
 
 def check_callbacks(callbacks: list[Callback]) -> None:
-    """Raise for callbacks with a state that workers that join would not get."""
+    """Raise for callbacks whose state would not be handed over to joiners."""
     for callback in callbacks:
         if type(callback).on_save_checkpoint is not Callback.on_save_checkpoint:
             raise ConfigError(
