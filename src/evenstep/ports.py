@@ -1,19 +1,22 @@
 """Every plug-in protocol on one screen, and how a plug-in is looked up by name.
 
-A third party ships a class and registers it under the plug-in's entry-point group; forecasters and
-sinks and preemption notices have a contract test to subclass in `evenstep.testing`. Policies and
-heuristics are frozen values: their fields are their settings, and their state is passed in and
-returned.
+A third party ships a class and registers it under the plug-in's entry-point group; forecasters,
+sinks, preemption notices and launchers have a contract test to subclass in `evenstep.testing`.
+Policies and heuristics are frozen values: their fields are their settings, and their state is
+passed in and returned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from evenstep.errors import ConfigError, nearest
-from evenstep.types import Fleet, FloatArray, IntArray, Launch, Outcome, WorkerId
+from evenstep.errors import ConfigError, EvenstepError, nearest
+from evenstep.types import Fleet, FloatArray, IntArray, Outcome, WorkerId
 
 Memory = Any
 """A policy's state between steps: opaque to its caller, never modified in place."""
@@ -116,11 +119,91 @@ class JobView(Protocol):
     def initial_total_s(self) -> float: ...
 
 
-class Launcher(Protocol):
-    """Starts and stops workers. A started worker joins by itself."""
+class Stage(Enum):
+    """How far an engine is with a worker that it was asked for."""
 
-    def launch(self, order: Launch) -> None: ...
-    def stop(self, worker: WorkerId) -> None: ...
+    PENDING = "pending"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What an engine shows of a worker."""
+
+    stage: Stage
+    why: str = ""  # what it waits for, or why it ended, in the engine's words
+    exit_code: int | None = None  # negative: a signal. None: the engine ended it, or lost its host
+    leaves: str = ""  # why the engine is about to take its host away; empty if it is not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerKind:
+    """Workers that get the same of an engine, and are expected to be equally fast."""
+
+    name: str
+    cpus: int = 0  # 0: as many as the engine gives by itself
+    gpus: int = 0
+    gpu_type: str = ""
+    memory_bytes: int = 0
+    price: float | None = None  # of a worker-hour
+    options: Mapping[str, str] = field(default_factory=dict)  # the engine's own
+
+    def variables(self) -> dict[str, str]:
+        """What a worker of this kind is told about itself."""
+        cores = {"EVENSTEP_CORES": str(self.cpus)} if self.cpus else {}
+        return {**({"EVENSTEP_KIND": self.name} if self.name else {}), **cores}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineJob:
+    """What a launcher is constructed with. Workers run `python -m evenstep.launch.worker *command`.
+
+    A worker needs the variables of `env` and its kind, EVENSTEP_WORKER with its name, and the
+    token: the file that `env` names, where the run's folder is shared, or EVENSTEP_TOKEN.
+    """
+
+    run: str  # a name of the run, the same when it is resumed
+    folder: Path  # of the run; output goes to logs/WORKER.log in it, if the worker's host has it
+    command: tuple[str, ...]  # the script and its arguments
+    env: Mapping[str, str]  # holds no secret
+    token: str = field(repr=False)  # never on a command line: others can read those
+    kinds: Mapping[str, WorkerKind]
+    options: Mapping[str, str]  # of the command line, for this engine
+
+
+class LaunchRefusedError(EvenstepError, RuntimeError):
+    """The engine refuses a request for workers, and would refuse it again."""
+
+
+class Launcher(Protocol):
+    """Starts and stops workers on an engine, such as Slurm or Ray. Started workers join by
+    themselves, and outlive this process. Made with an `EngineJob`; ConfigError: it cannot be used.
+
+    Each method may take long, hang or raise: `launch.fleet` calls it in a thread of its own, never
+    in the coordinator's. Calls of different methods overlap, those of one method do not.
+    """
+
+    def start(self, kind: str, workers: Sequence[WorkerId]) -> None:
+        """Ask for workers of a kind, under these names. An empty kind: the launcher's choice.
+
+        LaunchRefusedError: asking again cannot help. After any other error it is asked again.
+        """
+
+    def stop(self, workers: Sequence[WorkerId]) -> None:
+        """Ask that workers end, by SIGTERM and later SIGKILL. Withdraw those that are pending.
+
+        Workers that have ended or never existed are no error.
+        """
+
+    def observe(self) -> Mapping[WorkerId, Observed]:
+        """All of the run's workers that the engine shows, also those of an earlier coordinator.
+
+        It may forget workers some time after their end. A worker that it does not show is gone.
+        """
+
+    def close(self) -> None:
+        """Disconnect from the engine; workers run on."""
 
 
 class PreemptionNotice(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.state import RunState
 from evenstep.journal import Journal
 from evenstep.messages import Answer, Refused, Welcome
-from evenstep.types import Launch, WorkerId
+from evenstep.types import WorkerId
 
 
 class Driven:
@@ -77,17 +78,13 @@ class Driven:
         """Perform an effect of the coordinator."""
         raise NotImplementedError
 
-    def launch(self, order: Launch) -> None:
-        """Launch `self.launching`."""
+    def start(self, kind: str, workers: Sequence[WorkerId]) -> None:
+        """Launch workers."""
         raise NotImplementedError
 
-    def stop(self, worker: WorkerId) -> None:
-        """Terminate a launched worker."""
+    def stop(self, workers: Sequence[WorkerId]) -> None:
+        """Terminate launched workers."""
         raise NotImplementedError
-
-    @property
-    def launching(self) -> WorkerId:
-        return self._coordinator.launching
 
     def handle(self, event: AnyInput) -> Welcome | Refused | Answer | None:
         """Tell the coordinator of something; its reply, if there is one."""
@@ -106,7 +103,7 @@ class Driven:
     def status(self) -> dict[str, Any]:
         return status(self.state, self.now_s)
 
-    def start(self, num_workers: int, explicit: bool = False) -> None:
+    def start_run(self, num_workers: int, explicit: bool = False) -> None:
         self.handle(StartAsked(num_workers=num_workers, explicit=explicit))
 
     def ask(self, what: str, *, num_workers: int = 0, worker: WorkerId = "") -> Answer:

@@ -59,7 +59,7 @@ class History:
         self.log: list[str] = []
         terms = replace(TERMS, spares=first // 4 % 3, awaits_joiners=self.num_launched == 0)
         self.net = Network(folder, terms, num_steps=8 + second % 16)
-        self.net.start(self.num_launched)
+        self.net.start_run(self.num_launched)
         for _ in range(second // 16 % 4):
             self.net.join()
         if second // 64:

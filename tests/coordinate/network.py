@@ -13,6 +13,7 @@ generation took each of its steps.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -56,7 +57,7 @@ from evenstep.messages import (
     ToClient,
     Welcome,
 )
-from evenstep.types import Launch, StepReport, WorkerId
+from evenstep.types import StepReport, WorkerId
 from tests.coordinate.driven import Driven
 from tests.coordinate.fake import ready
 
@@ -499,12 +500,12 @@ class Network(Driven):
         assert sum(told.shares) == (READY.batch if told.roster else 0)
         self.fence = (self.terms.term, told.number)
 
-    def launch(self, order: Launch) -> None:
-        self.starting.append(self.launching)
-        self.launched.append(self.launching)
+    def start(self, kind: str, workers: Sequence[WorkerId]) -> None:
+        self.starting.extend(workers)
+        self.launched.extend(workers)
 
-    def stop(self, worker: WorkerId) -> None:
-        self.stopped.append(worker)
+    def stop(self, workers: Sequence[WorkerId]) -> None:
+        self.stopped.extend(workers)
 
     # What arrives.
 
@@ -672,7 +673,7 @@ class Network(Driven):
         self.take_over(next_name, ended)
         for worker in sorted(running):
             self.adopt(worker)
-        self.start(num_workers)
+        self.start_run(num_workers)
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds

@@ -25,7 +25,7 @@ def training(world: World, num: int) -> list[SimWorker]:
 
 def launched(world: World, num: int) -> list[SimWorker]:
     """Workers of the launcher that train together."""
-    world.start(num)
+    world.start_run(num)
     world.settle(4)
     return [world.workers[w] for w in roster(world)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from evenstep.messages import (
     Stuck,
     Welcome,
 )
-from evenstep.types import Launch, LaunchFailed, Left, Lost, StepReport, Steps
+from evenstep.types import LaunchFailed, Left, Lost, StepReport, Steps
 from tests.coordinate.replayed import replayed
 from tests.coordinate.situations import (
     Make,
@@ -53,7 +54,7 @@ GROWS = {
 
 def test_the_first_workers_begin_together(make: Make) -> None:
     world = make()
-    world.start(3)
+    world.start_run(3)
     for name in reversed(world.starting):
         assert world.announced == []
         worker = world.connect(name, launched=True)
@@ -65,7 +66,7 @@ def test_the_first_workers_begin_together(make: Make) -> None:
 
 def test_the_first_workers_are_not_waited_for_without_end(make: Make) -> None:
     world = make()
-    world.start(2)
+    world.start_run(2)
     worker = world.connect("w0", launched=True)
     assert worker is not None
     world.ready(worker)
@@ -77,7 +78,7 @@ def test_the_first_workers_are_not_waited_for_without_end(make: Make) -> None:
 
 def test_one_who_fails_to_start_is_not_waited_for(make: Make) -> None:
     world = make(restarts=0)
-    world.start(2)
+    world.start_run(2)
     worker = world.connect("w0", launched=True)
     assert worker is not None
     world.ready(worker)
@@ -115,7 +116,7 @@ def test_a_leave_below_the_minimum_is_a_leave_all_the_same(make: Make) -> None:
 
 def test_a_run_below_the_minimum_is_scaled_to_it(make: Make) -> None:
     world = make(sets=("workers.min=3",))
-    world.start(2)
+    world.start_run(2)
     world.settle(4)
     assert status(world)["state"] == "paused"
     assert ask(world, "scale", num_workers=3).told == {"num_workers": 3}
@@ -139,7 +140,7 @@ def test_workers_that_the_batch_has_no_samples_for_end_the_run_with_the_numbers(
     make: Make, num: int, sets: tuple[str, ...], batch: dict[str, Any], told: str
 ) -> None:
     world = make(sets=sets)
-    world.start(num)
+    world.start_run(num)
     worker = world.connect("w0", launched=True)
     assert worker is not None
     world.ready(worker, **batch)
@@ -151,7 +152,7 @@ def test_workers_that_the_batch_has_no_samples_for_end_the_run_with_the_numbers(
 
 def test_workers_whose_caps_are_below_min_share_need_no_more_than_their_caps(make: Make) -> None:
     world = make(sets=("batch.min_share=4",))
-    world.start(4)
+    world.start_run(4)
     for name in ("w0", "w1", "w2", "w3"):
         worker = world.connect(name, launched=True)
         assert worker is not None
@@ -163,7 +164,7 @@ def test_a_joiner_that_came_before_the_batch_was_known_is_refused_if_it_is_too_m
     make: Make,
 ) -> None:
     world = make()
-    world.start(2)
+    world.start_run(2)
     joiner = world.connect()
     a, b = (world.connect(name, launched=True) for name in ("w0", "w1"))
     assert a is not None
@@ -184,7 +185,7 @@ def test_a_resumed_run_starts_no_more_workers_than_its_batch_has_samples_for(
     world.join(batch=2)
     world.kill_run("left for the night")
     world.restart()
-    world.start(3, True)
+    world.start_run(3, True)
     assert len(world.starting) == 2
     assert "the run has room for 2 workers, not for 3" in caplog.text
     for name in list(world.starting):
@@ -300,7 +301,7 @@ def test_a_worker_that_dies_while_all_leave_does_not_keep_the_others(make: Make)
 
 def test_a_run_without_a_worker_stops_at_once(make: Make) -> None:
     world = make()
-    world.start(2)
+    world.start_run(2)
     world.stop_run("enough")
     assert ending(world).ok
     refused = world.hello(worker="w0")
@@ -559,10 +560,10 @@ def test_a_launcher_that_cannot_launch_is_an_event(make: Make) -> None:
     world = make()
     training(world, 1)
 
-    def broken(order: Launch) -> None:
+    def broken(kind: str, workers: Sequence[str]) -> None:
         raise OSError("no more processes")
 
-    world.launch = broken  # type: ignore[method-assign]
+    world.start = broken  # type: ignore[method-assign]
     assert ask(world, "scale", num_workers=3).problem == ""
     (failed,) = [e for e in events(world) if isinstance(e, LaunchFailed)]
     assert (failed.num_workers, failed.cause) == (2, "no more processes")
@@ -570,7 +571,7 @@ def test_a_launcher_that_cannot_launch_is_an_event(make: Make) -> None:
 
 def test_workers_on_their_way_are_not_ordered_again(make: Make) -> None:
     world = make()
-    world.start(3)
+    world.start_run(3)
     worker = world.connect("w0", launched=True)
     assert worker is not None
     world.starting.remove("w0")

@@ -17,7 +17,7 @@ from tests.coordinate.situations import (
 
 def test_it_says_that_it_waits_for_workers_to_join(make: Make) -> None:
     world = make(awaits_joiners=True)
-    world.start(0)
+    world.start_run(0)
     world.settle(8)
     assert status(world)["state"] == "starting"
     assert "start them by `evenstep join`" in status(world)["reason"]
@@ -108,7 +108,7 @@ def test_a_run_that_is_stopped_has_something_left_to_train(make: Make) -> None:
 
 def test_without_its_own_workers_a_run_that_lost_all_waits(make: Make) -> None:
     world = make(awaits_joiners=True)
-    world.start(0)
+    world.start_run(0)
     world.settle(2)
     only = training(world, 1)[0]
     world.die(only)
@@ -132,5 +132,5 @@ def test_a_size_asked_for_before_a_resume_starts_nothing(make: Make) -> None:
     training(world, 2)
     ask(world, "scale", num_workers=3)
     world.restart()
-    world.start(0, explicit=True)
+    world.start_run(0, explicit=True)
     assert world.starting == []

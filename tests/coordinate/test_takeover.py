@@ -81,7 +81,7 @@ def test_spares_and_leavers_of_before_are_not_replaced(make: Make) -> None:
     world.settle(8)
     ask(world, "drain", worker="w2")  # announced, and it takes its last step with the others
     restart(world)
-    world.start(4)
+    world.start_run(4)
     all_back(world)
     for name in ("w2", "w3"):
         world.end(world.workers[name], 75)
@@ -96,7 +96,7 @@ def test_as_many_are_started_as_were_last_asked_for(make: Make) -> None:
     ask(world, "scale", num_workers=4)
     world.settle(8)
     restart(world, "w3")
-    world.start(2)
+    world.start_run(2)
     assert len(world.starting) == 1
     all_back(world)
     assert roster(world) == ("w0", "w1", "w2", "w1000")
@@ -110,7 +110,7 @@ def test_those_from_elsewhere_count_as_workers_of_the_size_asked_for(make: Make)
     ask(world, "scale", num_workers=3)
     world.settle(8)
     restart(world)
-    world.start(1)
+    world.start_run(1)
     assert world.starting == []
 
 
@@ -121,7 +121,7 @@ def test_a_number_asked_for_anew_counts_for_more_than_the_last_one(make: Make, n
     ask(world, "scale", num_workers=4)
     world.settle(8)
     restart(world)
-    world.start(num, True)
+    world.start_run(num, True)
     all_back(world)
     world.settle(20)
     assert len(roster(world)) == num
@@ -192,7 +192,7 @@ def test_workers_that_end_before_they_join_are_replaced_if_nobody_trains(make: M
     starting = [world.connect(world.starting.pop(), launched=True) for _ in range(2)]
     restart(world, a.id)
     world.ask("scale", num_workers=2)
-    world.start(2)  # both still run
+    world.start_run(2)  # both still run
     assert not world.starting
     for worker in starting:
         assert worker is not None

@@ -6,6 +6,7 @@ planned one is passed on by the leader in a step that all take, a lost peer make
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -45,7 +46,7 @@ from evenstep.messages import (
     ToClient,
     Welcome,
 )
-from evenstep.types import Launch, StepReport, WorkerId
+from evenstep.types import StepReport, WorkerId
 from tests.coordinate.driven import Driven
 from tests.coordinate.fake import ready
 
@@ -172,12 +173,11 @@ class World(Driven):
 
     # Its launcher.
 
-    def launch(self, order: Launch) -> None:
-        for _ in range(order.num_workers):
-            self.starting.append(self.launching)
+    def start(self, kind: str, workers: Sequence[WorkerId]) -> None:
+        self.starting.extend(workers)
 
-    def stop(self, worker: WorkerId) -> None:
-        self.stopped.append(worker)
+    def stop(self, workers: Sequence[WorkerId]) -> None:
+        self.stopped.extend(workers)
 
     # What workers do.
 

@@ -20,7 +20,7 @@ from bench.testbed.fork_server import Forked, fork_server
 from bench.testbed.live_run import SCRIPT, Fault, LiveRun
 
 from evenstep.coordinate.events import Exited, StartAsked, Terms
-from evenstep.types import Launch, WorkerId
+from evenstep.types import WorkerId
 from tests.coordinate.hosted import Hosted, hosted
 
 # On a busy machine a worker may be silent for a while; a test that needs evictions sets its own.
@@ -73,9 +73,8 @@ class Cluster(LiveRun):
 
     # Launcher interface, called in the coordinator's thread.
 
-    def launch(self, order: Launch) -> None:
-        for _ in range(order.num_workers):
-            worker = self._host.service.coordinator.launching
+    def start(self, kind: str, workers: Sequence[WorkerId]) -> None:
+        for worker in workers:
             env = {
                 **self._env,
                 "EVENSTEP_COORDINATOR": self._host.address,
@@ -85,8 +84,9 @@ class Cluster(LiveRun):
             self._workers[worker] = fork_server(*self._preload).run(self._argv, env, self.log)
             asyncio.get_running_loop().add_reader(self._workers[worker], self._ended, worker)
 
-    def stop(self, worker: WorkerId) -> None:
-        os.kill(self._workers[worker].pid, signal.SIGKILL)
+    def stop(self, workers: Sequence[WorkerId]) -> None:
+        for worker in workers:
+            os.kill(self._workers[worker].pid, signal.SIGKILL)
 
     def _ended(self, worker: WorkerId) -> None:
         forked = self._workers[worker]

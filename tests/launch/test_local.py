@@ -17,11 +17,9 @@ import psutil
 import pytest
 
 from evenstep.launch.local import LocalLauncher, LocalProcess
-from evenstep.types import Launch
 
 BOUND_S = 600.0
 SLEEP = "import time; time.sleep(600)"
-ONE = Launch(num_workers=1, reason="asked for")
 
 
 class Ends:
@@ -30,17 +28,19 @@ class Ends:
     def __init__(self, folder: Path, *command: str) -> None:
         self.ended: list[tuple[str, int, str]] = []
         self.dying: list[tuple[str, int]] = []
-        names = (f"w{n}" for n in range(100))
+        self._names = (f"w{n}" for n in range(100))
         self.out = io.StringIO()
         self.launcher = LocalLauncher(
             command,
             env=os.environ,
             logs=folder,
-            name=lambda: next(names),
             on_dying=lambda *dying: self.dying.append(dying),
             on_end=lambda *end: self.ended.append(end),
             out=self.out,
         )
+
+    def start_one(self) -> None:
+        self.launcher.start("", (next(self._names),))
 
 
 def run(what: Coroutine[Any, Any, None]) -> None:
@@ -54,20 +54,20 @@ def open_files() -> int:
 def test_exited_workers_leave_no_open_files(tmp_path: Path) -> None:
     async def launch_some() -> None:
         ends = Ends(tmp_path, sys.executable, "-S", "-c", "print('a line')")
-        ends.launcher.launch(ONE)
+        ends.start_one()
         assert await ends.launcher.wait()
         while "[w0] a line" not in ends.out.getvalue():
             await asyncio.sleep(0.01)
         before = open_files()
         for n in range(1, 4):
-            ends.launcher.launch(ONE)
+            ends.start_one()
             assert await ends.launcher.wait()
             while f"[w{n}] a line" not in ends.out.getvalue() or open_files() > before:
                 await asyncio.sleep(0.01)
         assert [(worker, code) for worker, code, _ in ends.ended] == [
             (f"w{n}", 0) for n in range(4)
         ]
-        await ends.launcher.close()
+        await ends.launcher.end_all()
 
     run(launch_some())
 
@@ -90,12 +90,12 @@ def test_a_process_that_cannot_be_watched_is_killed(
         with monkeypatch.context() as patched:
             patched.setattr(what, full)
             with pytest.raises(OSError, match="Too many open files"):
-                ends.launcher.launch(ONE)
+                ends.start_one()
         (process,) = started
         assert not process.is_running()
         assert await ends.launcher.wait(0.0)
         assert ends.ended == []
-        await ends.launcher.close()
+        await ends.launcher.end_all()
 
     run(launch_one())
 
@@ -122,7 +122,7 @@ def test_a_dying_process_is_reported_once_and_before_its_end(tmp_path: Path) -> 
     async def kill_one() -> None:
         ends = Ends(tmp_path, sys.executable, "-S", "-c", SLEEP)
         loop = asyncio.get_running_loop()
-        ends.launcher.launch(ONE)
+        ends.start_one()
         (running,) = ends.launcher._running.values()
         loop.remove_reader(running.pidfd)  # hide its end for now
         running.signal(signal.SIGKILL)
@@ -135,7 +135,7 @@ def test_a_dying_process_is_reported_once_and_before_its_end(tmp_path: Path) -> 
         loop.add_reader(running.pidfd, ends.launcher._ended, "w0")
         assert await ends.launcher.wait()
         assert [(worker, code) for worker, code, _ in ends.ended] == [("w0", -signal.SIGKILL)]
-        await ends.launcher.close()
+        await ends.launcher.end_all()
 
     run(kill_one())
 
@@ -153,14 +153,14 @@ def test_a_killed_drain_is_replaced_and_the_worker_does_not_notice(tmp_path: Pat
         os.mkfifo(go)
         script = f"import sys; sys.stdin = open({str(go)!r})\n{PRINTS_ON}"
         ends = Ends(tmp_path, sys.executable, "-S", "-c", script)
-        ends.launcher.launch(ONE)
+        ends.start_one()
         output = ends.launcher._running["w0"].output
         assert output is not None
         await asyncio.to_thread(go.write_text, f"{output._drain.pid}\n")
         assert await ends.launcher.wait()
         assert [(worker, code) for worker, code, _ in ends.ended] == [("w0", 0)]
         assert (tmp_path / "w0.log").read_text() == "x" * 3_000_000 + "\n"
-        await ends.launcher.close()
+        await ends.launcher.end_all()
 
     run(kill_the_drain())
 

@@ -1,4 +1,4 @@
-"""A run on this machine: the coordinator, its local workers, and signals."""
+"""A run: the coordinator, the workers that it starts here or on an engine, and signals."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from evenstep.cli.endpoint import advertised_address
+from evenstep.cli.engine import Engine
 from evenstep.cli.live_view import live_view, log_above
 from evenstep.cli.page_beside import page_beside
 from evenstep.cli.ports import control_port, data_ports
 from evenstep.cli.signals import StopRequests, discard_output, echo, piped_outputs, stop_signals
-from evenstep.coordinate.addresses import EVERYWHERE
+from evenstep.coordinate.addresses import EVERYWHERE, spell
 from evenstep.coordinate.events import (
     MAX_WORKERS,
     Adopted,
@@ -28,6 +29,7 @@ from evenstep.coordinate.events import (
     Ending,
     EvictAsked,
     Exited,
+    Gone,
     KillAsked,
     StartAsked,
     StopAsked,
@@ -36,6 +38,7 @@ from evenstep.coordinate.events import (
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.coordinate.service import Service
 from evenstep.errors import ConfigError
+from evenstep.launch.fleet import Fleet
 from evenstep.launch.local import LocalLauncher, worker_environment
 from evenstep.observe.feed import SinkFeed
 from evenstep.observe.tally import Totals
@@ -66,6 +69,7 @@ class LocalRun:
         with_page: bool = False,
         sinks: SinkFeed | None = None,
         hands_over: bool = False,
+        engine: Engine | None = None,
         clock: Callable[[], float] = time.monotonic,
         leave_s: float = LEAVE_S,
         linger_s: float = LINGER_S,
@@ -78,9 +82,12 @@ class LocalRun:
         self._terms = terms
         bound = f":{terms.max_workers}" if terms.max_workers < MAX_WORKERS else ""
         about = {"script": Path(command[0]).name, "workers": f"{num_workers}{bound}"}
+        self._engine = engine
+        if engine is not None:
+            about["engine"] = engine.name
         self._service = Service(folder, terms, about, sinks)
         self._requests = StopRequests(clock)
-        self._launcher: LocalLauncher
+        self._workers: LocalLauncher | Fleet
         self._killed = False
         self._cut_short = ""  # scripts that a signal ended after training
 
@@ -91,20 +98,25 @@ class LocalRun:
         except BaseException:
             await self._service.close()
             raise
-        self._launcher = launcher = self._make_launcher(host, address)
+        try:
+            self._workers = workers = await self._make_workers(host, address)
+        except BaseException:
+            await self._service.close()
+            raise
+        self._service.coordinator.launcher = workers
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, self.on_signal, number)
         for fd in piped_outputs():  # the write end of a pipe is never readable: its reader is gone
             loop.add_reader(fd, self._reader_gone, fd)
-        with log_above(launcher.console):
+        with log_above(workers.console):
             try:
-                return await self._train(launcher, host, address)
+                return await self._train(host, address)
             finally:
-                await launcher.close()
+                await workers.end_all()
                 await self._service.close()
 
-    async def _train(self, launcher: LocalLauncher, host: str, address: str) -> Ending:
+    async def _train(self, host: str, address: str) -> Ending:
         service = self._service
         echo(f"evenstep: run {self._folder.path}, coordinator at {address}")
         log.info("%s", control_port(service.server.sockets, self._folder.fingerprint))
@@ -112,25 +124,35 @@ class LocalRun:
             log.info("%s", data_ports(advertised_address(host, host) or "127.0.0.1"))
         if not self._num_workers:
             log.info("%s", _how_to_join(self._folder.path, address, self._command[0]))
-        for worker, pid in self._folder.outlived().items():
-            launcher.adopt(worker, pid)
-            service.handle(Adopted(worker=worker))
+        await self._take_over()
         service.handle(StartAsked(num_workers=self._num_workers, explicit=self._size_asked))
         page = page_beside(self._folder.path) if self._with_page else nullcontext()
         async with page:
-            return await self._train_to_end(launcher)
+            return await self._train_to_end()
 
-    async def _train_to_end(self, launcher: LocalLauncher) -> Ending:
-        service = self._service
-        async with live_view(service.status, launcher.console, sys.stdout):
+    async def _take_over(self) -> None:
+        """Go on with the workers of an earlier coordinator."""
+        workers, service = self._workers, self._service
+        if isinstance(workers, LocalLauncher):
+            for worker, pid in self._folder.outlived().items():
+                workers.adopt(worker, pid)
+                service.handle(Adopted(worker=worker))
+            return
+        earlier = self._folder.launched()
+        if earlier and (shown := await workers.look_first()) is not None:
+            workers.adopt(shown)
+            service.handle(Gone(workers=tuple(sorted(earlier - workers.running))))
+
+    async def _train_to_end(self) -> Ending:
+        workers, service = self._workers, self._service
+        async with live_view(service.status, workers.console, sys.stdout):
             ending = await service.ending()
-        for worker in service.state.running_processes - service.state.rostered:
-            launcher.stop(worker)
+        workers.stop(sorted(service.state.running_processes - service.state.rostered))
         if ending.ok:
             await self._await_processes()
             if self._terms.awaits_joiners and service.status()["trained_to_end"]:
                 await asyncio.sleep(self._linger_s)
-        await launcher.close(0.0 if self._killed else GRACE_S)
+        await workers.end_all(0.0 if self._killed else GRACE_S)
         ending = await service.ending()  # a script may also fail after training
         if ending.ok and self._cut_short:
             return replace(ending, why=f"{ending.why}; {self._cut_short}")
@@ -147,15 +169,15 @@ class LocalRun:
         A script that has trained to the end may run on for as long as it needs. A worker that left
         the run earlier is terminated after `leave_s`.
         """
-        launcher, service = self._launcher, self._service
+        workers, service = self._workers, self._service
         deadline_s = self._clock() + self._leave_s
         logged: set[WorkerId] = set()
-        while not await launcher.wait(min(POLL_S, self._leave_s)):
-            if launcher.running != logged:
-                logged = launcher.running
+        while not await workers.wait(min(POLL_S, self._leave_s)):
+            if workers.running != logged:
+                logged = workers.running
                 log.info("waiting for the processes of %s to end", listed(sorted(logged)))
             if self._clock() >= deadline_s:
-                overdue = launcher.running - service.state.finished.keys() - service.state.evicted
+                overdue = workers.running - service.state.finished.keys() - service.state.evicted
                 for worker in sorted(overdue):
                     text = "%s has left the run but is still running after %g s: terminating it"
                     log.warning(text, worker, self._leave_s)
@@ -171,6 +193,17 @@ class LocalRun:
         except OSError as e:
             raise ConfigError("--host, --port", f"cannot listen at {host}:{port}: {e}") from None
 
+    async def _make_workers(self, host: str, address: str) -> LocalLauncher | Fleet:
+        if self._engine is not None:
+            service = self._service
+            reached = advertised_address(host, host) or host
+            fleet = await self._engine.fleet(
+                service, self._command, spell(reached, address.rpartition(":")[2])
+            )
+            service.problems = lambda: fleet.problems
+            return fleet
+        return self._make_launcher(host, address)
+
     def _make_launcher(self, host: str, address: str) -> LocalLauncher:
         port = address.rpartition(":")[2]
         env = worker_environment(
@@ -181,19 +214,16 @@ class LocalRun:
             num_workers=self._num_workers,
         )
         service = self._service
-        launcher = LocalLauncher(
+        return LocalLauncher(
             [sys.executable, *self._command],
             env=env,
             logs=self._folder.logs,
-            name=lambda: service.coordinator.launching,
             on_dying=lambda worker, number: service.handle(Dying(worker=worker, signal=number)),
             on_end=lambda worker, code, output: service.handle(
                 Exited(worker=worker, code=code, output=output)
             ),
             out=sys.stdout,
         )
-        service.coordinator.launcher = launcher
-        return launcher
 
     def _reader_gone(self, fd: int) -> None:
         """As in `evenstep run ... | head`: nobody sees the output, so the run stops."""
@@ -225,7 +255,7 @@ class LocalRun:
             service.handle(KillAsked(why=why))
             self._killed = True
             for worker in running:
-                self._launcher.kill(worker)
+                self._workers.kill(worker)
 
 
 def _how_to_join(folder: Path, address: str, script: str) -> str:

@@ -1,4 +1,4 @@
-"""`evenstep run`: train a script with a coordinator and workers on this machine."""
+"""`evenstep run`: train a script with a coordinator, and workers here or on an engine."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from typing import Any
 import click
 import msgspec
 
+from evenstep.cli.duration import duration
+from evenstep.cli.engine import Engine
 from evenstep.cli.local_run import LocalRun
 from evenstep.cli.page_beside import check_page
 from evenstep.cli.report import REPORT
 from evenstep.cli.signals import discard_unwritable, echo
 from evenstep.config import Settings
+from evenstep.coordinate.addresses import outward_address
 from evenstep.coordinate.events import MAX_WORKERS, Terms
 from evenstep.coordinate.run_folder import TLS, RunFolder
 from evenstep.coordinate.salvage import read_header
 from evenstep.coordinate.tls import make_certificate, pem_fingerprint, server_context, shortened
 from evenstep.engine import assemble
 from evenstep.errors import ConfigError
+from evenstep.launch.engines import check_name
 from evenstep.launch.environment import read_credentials
+from evenstep.launch.kinds import parse_kinds
 from evenstep.launch.logs import show_log
 from evenstep.observe.feed import SinkFeed
 from evenstep.observe.sinks import open_sinks
@@ -37,6 +42,8 @@ from evenstep.types import MOST_SAMPLES
 log = logging.getLogger("evenstep")
 
 FAILED = 1
+LOOPBACK = "127.0.0.1"
+OF_ENGINES = ("partition", "address")  # options that are an engine's own
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 COUNT = click.IntRange(min=0)
 POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -50,6 +57,30 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     metavar="N|MIN:MAX",
     help="Workers to start here; MIN:MAX also bounds the run. 0 or 0:MAX: none, it waits for "
     "`evenstep join`.  [default: 1]",
+)
+@click.option(
+    "--on",
+    metavar="ENGINE",
+    default="local",
+    help="Where workers run: local, slurm, ray or your own.",
+)
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    metavar="SPEC",
+    help="What a worker gets of the engine: cpu=8, gpu=A100:4, with memory=64G, price=1.2 or the "
+    "engine's own options after commas. Repeat it for other kinds.",
+)
+@click.option("--partition", metavar="NAME", help="Of Slurm, for all kinds.")
+@click.option("--address", help="Of a Ray cluster.  [default: auto]")
+@click.option(
+    "--pending",
+    "pending_s",
+    default="10m",
+    type=duration,
+    metavar="DURATION",
+    help="Give up a request that the engine has not met for so long.",
 )
 @click.option("--min", type=click.IntRange(min=1), help="Pause below this many workers.")
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="Folder for a new run.")
@@ -85,7 +116,10 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     metavar="NAME:TARGET",
     help="Write the run's figures every 5 s: jsonlines:FILE, tensorboard:FOLDER, prometheus:FILE.",
 )
-@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option(
+    "--host",
+    help="Address to listen on.  [default: 127.0.0.1; with --on, this host's outward address]",
+)
 @click.option(
     "--port",
     default=0,
@@ -149,7 +183,9 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
         flags.append(_scaling_setting(require_name("--scale", options["scale"]), workers))
     sets = (*flags, *options["sets"])
     settings = _check_settings(sets, workers.sets, resumed=header is not None)
-    prices = _worker_prices(options["prices"])
+    engine = _engine(options)
+    prices = _worker_prices(options["prices"], engine)
+    host = options["host"] or (outward_address("0.0.0.0") if engine else "") or LOOPBACK
     new = options["folder"] or _new_folder(script)
     token = _given_token(options["token_file"], old)
     folder = old or RunFolder.make(
@@ -170,6 +206,7 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
             spares=options["spares"],
             prices=prices,
             awaits_joiners=workers.start == 0,
+            queues=engine is not None,
         )
         show_log()
         # MIN:MAX asks for no particular size, and neither does a run resumed without --workers.
@@ -187,8 +224,9 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
             sinks=sinks,
             with_page=options["page"],
             hands_over=options["hand_over"],
+            engine=engine,
         )
-        ending = asyncio.run(run.run_to_end(options["host"], options["port"], tls))
+        ending = asyncio.run(run.run_to_end(host, options["port"], tls))
     except BaseException:
         if old is None and not folder.address():  # the coordinator never listened
             folder.discard()
@@ -300,9 +338,26 @@ def _scaling_setting(text: str, workers: WorkerCounts) -> str:
     return f"scaling.heuristic={msgspec.json.encode(choice).decode()}"
 
 
-def _worker_prices(texts: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
+def _engine(options: dict[str, Any]) -> Engine | None:
+    """The engine that workers run on; None: this machine."""
+    name = require_name("--on", options["on"])
+    given = {key: options[key] for key in OF_ENGINES if options[key]}
+    if name == "local":
+        if options["kinds"] or given:
+            flag = "kind" if options["kinds"] else next(iter(given))
+            raise ConfigError(
+                f"--{flag}", "is for workers on an engine: add --on slurm or --on ray"
+            )
+        return None
+    check_name(name)
+    kinds = parse_kinds(options["kinds"])
+    return Engine(name=name, kinds=kinds, options=given, limit_s=options["pending_s"])
+
+
+def _worker_prices(texts: tuple[str, ...], engine: Engine | None) -> tuple[tuple[str, float], ...]:
     """--price options as (kind, price of a worker-hour); kind "" stands for all others."""
-    prices: dict[str, float] = {}
+    kinds = engine.kinds.values() if engine else ()
+    prices = {kind.name: kind.price for kind in kinds if kind.price is not None}
     for text in texts:
         kind, _, number = text.rpartition("=")
         try:

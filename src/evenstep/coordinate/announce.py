@@ -118,7 +118,8 @@ def launch(d: Draft, num_workers: int, reason: str, kind: str = "") -> None:
     names = []
     for _ in range(num_workers):
         names.append(name := d.new_name())
-        d.processes[name] = st.ProcessInfo(running=True, started_s=d.now_s)
+        queued = d.terms.queues
+        d.processes[name] = st.ProcessInfo(running=True, started_s=d.now_s, queued=queued)
     d.has_launched = True
     d.effects.append(StartProcesses(workers=tuple(names), kind=kind, reason=reason))
 

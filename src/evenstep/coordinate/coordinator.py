@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import traceback
 from collections import deque
-from collections.abc import Callable
-from typing import assert_never
+from collections.abc import Callable, Sequence
+from typing import Protocol, assert_never
 
 from evenstep.coordinate import events as ev
 from evenstep.coordinate.brain import Brain
@@ -14,11 +14,17 @@ from evenstep.coordinate.membership import membership
 from evenstep.coordinate.record import MembershipRecorder
 from evenstep.coordinate.state import RunState
 from evenstep.errors import InvalidInputError
-from evenstep.ports import Launcher
-from evenstep.types import Launch, WorkerId
+from evenstep.types import WorkerId
 
 log = logging.getLogger("evenstep")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING}
+
+
+class StartsWorkers(Protocol):
+    """The launcher as the coordinator's loop uses it: it returns at once."""
+
+    def start(self, kind: str, workers: Sequence[WorkerId]) -> None: ...
+    def stop(self, workers: Sequence[WorkerId]) -> None: ...
 
 
 class Coordinator:
@@ -32,8 +38,7 @@ class Coordinator:
         record: MembershipRecorder,
     ) -> None:
         self.state = RunState()
-        self.launcher: Launcher | None = None
-        self.launching: WorkerId = ""  # which worker, while the launcher is called
+        self.launcher: StartsWorkers | None = None
         self._brain, self._perform, self._clock, self._record = brain, perform, clock, record
         self._waiting: deque[tuple[ev.AnyInput, ev.SendReply | None]] = deque()
         self._busy = False
@@ -85,7 +90,7 @@ class Coordinator:
                 self._launch(effect)
             case ev.StopProcess(worker=worker):
                 if self.launcher is not None:
-                    self.launcher.stop(worker)
+                    self.launcher.stop((worker,))
             case ev.Send() | ev.HangUp() | ev.MarkStopping() | ev.EndRun():
                 self._perform(effect)
             case _:
@@ -95,11 +100,10 @@ class Coordinator:
         """Launch workers one by one. Those that could not be launched are the next input."""
         problems: dict[WorkerId, str] = {}
         for worker in order.workers:
-            self.launching = worker
             try:
                 if self.launcher is None:
                     raise RuntimeError("this run starts no workers itself; join some")
-                self.launcher.launch(Launch(num_workers=1, kind=order.kind, reason=order.reason))
+                self.launcher.start(order.kind, (worker,))
             except Exception as e:  # whatever happens in a launcher, the run goes on without it
                 log.warning("a worker could not be started: %s", e)
                 problems[worker] = str(e) or type(e).__name__

@@ -35,6 +35,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     gather_s: float = 60.0  # how long the first workers wait to begin together
     start_s: float = 600.0  # start-up deadline of a launched worker
     awaits_joiners: bool = False  # without workers the run pauses, and does not end
+    queues: bool = False  # an engine may keep launched workers waiting before they start
 
     def price_of(self, kind: str) -> float:
         """Hourly price for this kind."""
@@ -86,6 +87,12 @@ class Adopted(Input, frozen=True, kw_only=True):
     worker: WorkerId
 
 
+class Gone(Input, frozen=True, kw_only=True):
+    """The engine does not show these workers of an earlier coordinator: they have ended."""
+
+    workers: tuple[WorkerId, ...]
+
+
 class StartAsked(Input, frozen=True, kw_only=True):
     """Launch the first workers; for a resumed run, as many as it lacks."""
 
@@ -132,6 +139,20 @@ class Exited(Input, frozen=True, kw_only=True):
     worker: WorkerId
     code: int  # negative: the signal that ended it
     output: str = ""  # the end of its log
+    why: str = ""  # in the engine's words, if it was the engine that ended it
+
+
+class Begun(Input, frozen=True, kw_only=True):
+    """The engine has started the processes of these workers: they wait in no queue."""
+
+    workers: tuple[WorkerId, ...]
+
+
+class Preempted(Input, frozen=True, kw_only=True):
+    """The engine is about to take a worker's host away."""
+
+    worker: WorkerId
+    why: str
 
 
 class NotStarted(Input, frozen=True, kw_only=True):
@@ -186,12 +207,15 @@ AnyInput = (
     Opened
     | TookOver
     | Adopted
+    | Gone
     | StartAsked
     | Connected
     | Heard
     | Disconnected
     | Dying
     | Exited
+    | Begun
+    | Preempted
     | NotStarted
     | ScaleAsked
     | WorkerDrainAsked

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from evenstep.coordinate.announce import call_spares, end, launch, let_go, settle
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.events import Dying, Ending, Exited, NotStarted
+from evenstep.coordinate.events import Dying, Ending, Exited, NotStarted, Preempted
 from evenstep.coordinate.liveness import evict
 from evenstep.coordinate.roster import advance, change, disconnect, leave_out, reconcile
 from evenstep.coordinate.state import Ended, Exit, ProcessInfo, RunMember, WorkerState
 from evenstep.coordinate.takeover import abandon
-from evenstep.types import DrainAsked, WorkerId
+from evenstep.types import DrainAsked, LaunchFailed, WorkerId
 
 REJOIN_CODE = 75  # os.EX_TEMPFAIL: the worker lost its place, through no fault of the script
 # A process group still being released as the interpreter ends aborts a process that has finished.
@@ -55,8 +55,10 @@ def fails_late(info: ProcessInfo, code: int) -> bool:
     return code not in (0, REJOIN_CODE) and not (info.evicted or info.refused)
 
 
-def describe_exit(code: int, *, joined: bool) -> str:
-    """An exit code in words, to be put after a worker's name."""
+def describe_exit(code: int, *, joined: bool, why: str = "") -> str:
+    """The end of a process in words, to be put after a worker's name. `why`: the engine's."""
+    if why:
+        return f"has ended: {why}"
     if code < 0:
         try:
             return f"was ended by {signal.Signals(-code).name}"
@@ -162,7 +164,7 @@ def exited(d: Draft, event: Exited) -> None:
     if d.ending is not None:
         _exited_late(d, event, info)
         return
-    d.processes[worker] = replace(info, exit=Exit(code, event.output, d.now_s))
+    d.processes[worker] = replace(info, exit=Exit(code, event.output, d.now_s, event.why))
     # A worker that ended by itself may have sent a message that is not read yet: the end of its
     # connection judges it, or a tick.
     if code < 0 or worker not in d.members:
@@ -174,7 +176,7 @@ def _exited_late(d: Draft, event: Exited, info: ProcessInfo) -> None:
     assert isinstance(d.closing, Ended)
     worker, code = event.worker, event.code
     if d.closing.ending.ok and worker in d.rostered and fails_late(info, code):
-        why = f"{worker} {describe_exit(code, joined=True)}"
+        why = f"{worker} {describe_exit(code, joined=True, why=event.why)}"
         d.log(f"{why}, after the run", "warning")
         if code != ABORTED:
             ending = Ending(ok=False, why=why, told=event.output, worker=worker)
@@ -196,7 +198,7 @@ def judge_exit(d: Draft, worker: WorkerId) -> None:
     d.processes[worker] = replace(d.process(worker), exit=None)
     d.settle_doubts(worker)
     joined = worker in d.rostered
-    description = describe_exit(exit.code, joined=joined)
+    description = describe_exit(exit.code, joined=joined, why=exit.why)
     why = f"{worker} {description}"
     abandon(d, worker, f"it {description}")
     if member := d.members.get(worker):
@@ -227,11 +229,32 @@ def judge_exit(d: Draft, worker: WorkerId) -> None:
     advance(d)  # workers that are to leave may have waited for it
 
 
+def begun(d: Draft, worker: WorkerId) -> None:
+    """The engine has started a worker: its start-up deadline counts from now."""
+    info = d.process(worker)
+    if info.queued:
+        d.processes[worker] = replace(info, queued=False, started_s=d.now_s)
+
+
+def preempted(d: Draft, event: Preempted) -> None:
+    """A worker's host is about to go: it leaves at a step's end, and is replaced."""
+    member, info = d.members.get(event.worker), d.process(event.worker)
+    if d.ending is not None or info.in_order or info.evicted:
+        return
+    if member is not None:
+        noticed(d, member, event.why)
+        settle(d)
+
+
 def not_started(d: Draft, event: NotStarted) -> None:
     """Workers could not be launched: tell the brain that they will not come."""
     for worker in event.workers:
-        d.processes[worker] = replace(d.process(worker), running=False)
+        d.processes[worker] = replace(d.process(worker), running=False, queued=False)
     d.last_loss = f"a worker could not be started: {event.cause}"
-    reconcile(d, event.cause)
+    if d.num_unlaunched() > 0 or not d.roster:
+        reconcile(d, event.cause)
+    else:  # the brain did not order them, as in place of a lost one: it is for the journal
+        failed = LaunchFailed(num_workers=len(event.workers), cause=event.cause)
+        change(d, failed, planned=True)
     advance(d)
     settle(d)

@@ -12,6 +12,7 @@ from evenstep.coordinate import steps
 from evenstep.coordinate.announce import end
 from evenstep.coordinate.draft import Draft
 from evenstep.coordinate.events import Connected, Ending, Reply
+from evenstep.coordinate.exits import begun
 from evenstep.coordinate.roster import advance, disconnect, leave_out
 from evenstep.coordinate.state import Contact, RunMember, WorkerState
 from evenstep.coordinate.takeover import returned
@@ -48,6 +49,7 @@ def connected(d: Draft, event: Connected) -> None:
         member = RunMember(id=worker)
     d.put(replace(member, host=event.host, pid=event.pid, sees_folder=event.sees_folder))
     d.contacts[worker] = Contact(heard_s=d.now_s)
+    begun(d, worker)
     welcome = Welcome(
         worker=worker,
         lease_s=d.terms.lease_s,

@@ -124,7 +124,8 @@ def check_start_up(d: Draft) -> None:
     """Evict launched workers that are past their start-up deadline."""
     for worker in sorted(d.on_the_way()):
         started_s = d.process(worker).started_s
-        if started_s is None or d.is_in(worker, WorkerState.READY):
+        queued = d.process(worker).queued
+        if started_s is None or queued or d.is_in(worker, WorkerState.READY):
             continue
         if d.now_s - started_s > d.terms.start_s:
             text = f"{worker} is not ready {d.terms.start_s:g} s after its start"

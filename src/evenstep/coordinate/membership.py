@@ -74,6 +74,11 @@ def _handle(d: Draft, event: ev.AnyInput) -> None:
             exits.dying(d, event)
         case ev.Exited():
             exits.exited(d, event)
+        case ev.Begun(workers=workers):
+            for worker in workers:
+                exits.begun(d, worker)
+        case ev.Preempted():
+            exits.preempted(d, event)
         case ev.NotStarted():
             exits.not_started(d, event)
         case ev.StartAsked():
@@ -92,6 +97,8 @@ def _handle(d: Draft, event: ev.AnyInput) -> None:
             takeover.take_over(d, event)
         case ev.Adopted(worker=worker):
             takeover.adopt(d, worker)
+        case ev.Gone(workers=workers):
+            takeover.give_up(d, workers)
         case ev.Crashed(why=why, traceback=traceback):
             d.closing = Ended(ending=Ending(ok=False, why=why, told=traceback))
             d.effects.append(ev.EndRun(ending=d.closing.ending))

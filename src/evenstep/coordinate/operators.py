@@ -168,6 +168,7 @@ def _worker_state(state: RunState, worker: WorkerId) -> str:
         return "away"
     member = state.members.get(worker)
     if member is None:
-        starting = worker in state.running_processes and worker not in state.rostered
-        return "starting" if starting else "gone"
+        if worker not in state.running_processes or worker in state.rostered:
+            return "gone"
+        return "queued" if state.processes[worker].queued else "starting"
     return "stuck" if state.contacts[worker].stuck_s is not None else member.state.value

@@ -8,6 +8,7 @@ import math
 import socket
 import ssl
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, assert_never
 
@@ -39,7 +40,10 @@ TICK_S = 0.25
 
 
 class Service:
-    """One coordinator in one event loop. `open` it, wait for `ending`, then `close` it."""
+    """One coordinator in one event loop. `open` it, wait for `ending`, then `close` it.
+
+    `problems`, if it is set, gives problems of others that work for the run, for operators to see.
+    """
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Service:
         self._claim_problem, self._claim_checked_s = "", time.monotonic()
         self._announced, self._fence_problem = 0, ""
         self._zero_s = time.monotonic()
+        self.problems: Callable[[], Sequence[str]] = tuple
         self._ended = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         brain = Brain(self._open_journal, time.thread_time)
@@ -153,6 +158,7 @@ class Service:
             *(f"{w} cannot write checkpoints: {why}" for w, why in unsaved.items() if why),
             *(self.folder.problem, self._claim_problem, self._fence_problem),
             *self._sinks.problems,
+            *self.problems(),
         ]
         state = self.state
         roster = state.cluster.roster if state.cluster is not None else ()

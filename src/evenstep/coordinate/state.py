@@ -89,6 +89,7 @@ class Exit(msgspec.Struct, frozen=True):
     code: int  # negative: the signal that ended it
     output: str
     at_s: float
+    why: str = ""  # in the engine's words
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +97,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     running: bool = False  # launched here, and not ended
     started_s: float | None = None
+    queued: bool = False  # the engine has not started it yet
     exit: Exit | None = None
     in_order: bool = False  # nothing more is expected of it
     evicted: bool = False

@@ -105,6 +105,13 @@ def adopt(d: Draft, worker: WorkerId) -> None:
         d.expect_no_more(worker)
 
 
+def give_up(d: Draft, workers: tuple[WorkerId, ...]) -> None:
+    """Workers of an earlier coordinator have ended: wait for them no longer."""
+    for worker in workers:
+        d.settle_doubts(worker)
+        abandon(d, worker, "it ended while there was no coordinator")
+
+
 def stop_without_away(d: Draft, why: str) -> None:
     """End the run in order, without the workers that are away."""
     for worker in sorted(d.away):

@@ -12,7 +12,7 @@ from evenstep.decide.learning_rate import global_batch, max_workers
 from evenstep.decide.scaling.kind import kind_to_add, kinds_of, workers_to_drop
 from evenstep.decide.scaling.search import Size, look, observe, transition
 from evenstep.decide.straggler import give_up, judge
-from evenstep.types import Drain, Launch, Stay, StepDone, WorkerId
+from evenstep.types import Drain, Launch, Stay, StepDone, WorkerId, counted
 
 BACKOFF_LOOKS = 10  # looks without a launch after the first failed launch
 MAX_DOUBLINGS = 6
@@ -113,10 +113,8 @@ def restart_search(cluster: Cluster) -> Cluster:
 def launch_failed(cluster: Cluster, num_workers: int, cause: str) -> Decision:
     """Workers failed to start: continue without them, with exponential back-off of launches."""
     failed = min(num_workers, cluster.launching)
-    reason = (
-        f"{failed} of {cluster.launching} launched workers did not start: {cause}; "
-        "continuing without them"
-    )
+    which = f"{failed} of {cluster.launching} launched workers" if failed else counted(num_workers)
+    reason = f"{which} did not start: {cause}; continuing without them"
     failures = cluster.search.num_failures
     search = replace(
         cluster.search,

@@ -1,4 +1,7 @@
-"""Launches workers as processes of this machine. They outlive a coordinator that dies."""
+"""Launches workers as processes of this machine. They outlive a coordinator that dies.
+
+This launcher needs no `fleet`: its calls return at once, and it notices ends without polling.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ from evenstep.launch.console import ConsoleOutput
 from evenstep.launch.gpus import GpuPool
 from evenstep.launch.output import WorkerOutput
 from evenstep.lines import DISK_ERRORS
+from evenstep.ports import Observed, Stage
 from evenstep.processes import ProcessIdentity
-from evenstep.types import Launch, WorkerId
+from evenstep.types import WorkerId
 
 log = logging.getLogger("evenstep")
 
@@ -128,26 +132,31 @@ class LocalLauncher:
         *,
         env: Mapping[str, str],
         logs: Path,
-        name: Callable[[], WorkerId],
         on_dying: Callable[[WorkerId, int], None],
         on_end: Callable[[WorkerId, int, str], None],
         out: TextIO,
     ) -> None:
         self._command, self._env, self._logs = list(command), dict(env), logs
-        self._name, self._on_dying, self._on_end = name, on_dying, on_end
+        self._on_dying, self._on_end = on_dying, on_end
         self._gpus = GpuPool.find(env)
         self.console = ConsoleOutput(out)
         self._running: dict[WorkerId, LocalProcess] = {}
+        self._ended_workers: dict[WorkerId, Observed] = {}
         self._dying: set[WorkerId] = set()  # already reported to `on_dying`
         self._poll_timer: asyncio.TimerHandle | None = None
         self._problem = ""  # with files of workers, as last logged
         self._all_ended = asyncio.Event()
         self._all_ended.set()
 
-    def launch(self, order: Launch) -> None:
-        """Start workers. Raises OSError if this machine cannot."""
-        for _ in range(order.num_workers):
-            self._start(self._name())
+    def start(self, kind: str, workers: Sequence[WorkerId]) -> None:
+        """Start workers, all of this machine's kind. Raises OSError if this machine cannot."""
+        for worker in workers:
+            self._start(worker)
+
+    def observe(self) -> dict[WorkerId, Observed]:
+        """The workers that were started or adopted here."""
+        running = dict.fromkeys(self._running, Observed(stage=Stage.RUNNING))
+        return {**self._ended_workers, **running}
 
     def adopt(self, worker: WorkerId, pid: int) -> None:
         """Watch a worker that outlived the coordinator that started it."""
@@ -159,11 +168,12 @@ class LocalLauncher:
         with suppress(psutil.Error):
             self._gpus.adopt(worker, psutil.Process(pid).environ())
 
-    def stop(self, worker: WorkerId) -> None:
-        """Send a worker SIGTERM, and SIGKILL if it does not end."""
-        if running := self._running.get(worker):
-            running.signal(signal.SIGTERM)
-            asyncio.get_running_loop().call_later(GRACE_S, self.kill, worker)
+    def stop(self, workers: Sequence[WorkerId]) -> None:
+        """Send workers SIGTERM, and SIGKILL if they do not end."""
+        for worker in workers:
+            if running := self._running.get(worker):
+                running.signal(signal.SIGTERM)
+                asyncio.get_running_loop().call_later(GRACE_S, self.kill, worker)
 
     def kill(self, worker: WorkerId) -> None:
         """Kill a worker and its descendants."""
@@ -181,16 +191,19 @@ class LocalLauncher:
             await asyncio.wait_for(self._all_ended.wait(), timeout_s)
         return not self._running
 
-    async def close(self, grace_s: float = 0.0) -> None:
-        """End all workers, after `grace_s` to end by themselves."""
+    def close(self) -> None:
+        """Print the rest of the output. Workers run on: see `end_all`."""
+        self.console.close()
+
+    async def end_all(self, grace_s: float = 0.0) -> None:
+        """End all workers, after `grace_s` to end by themselves, and close."""
         if grace_s > 0 and not await self.wait(grace_s):
-            for worker in list(self._running):
-                self.stop(worker)
+            self.stop(list(self._running))
             await self.wait(GRACE_S)
         for worker in list(self._running):
             self.kill(worker)
         await self.wait(GRACE_S)
-        self.console.close()
+        self.close()
 
     def _start(self, worker: WorkerId) -> None:
         path = self._logs / f"{worker}.log"
@@ -270,13 +283,14 @@ class LocalLauncher:
             loop.call_later(DRAIN_POLL_S, self._drained, worker, code, left_s - DRAIN_POLL_S)
             return
         del self._running[worker]
+        self._ended_workers[worker] = Observed(stage=Stage.ENDED, exit_code=code)
         running.close()
         self._dying.discard(worker)
         self._gpus.release(worker)
         self.console.unfollow(worker)
         if not self._running:
             self._all_ended.set()
-        self._on_end(worker, code, _tail(running.log))
+        self._on_end(worker, code, tail(running.log))
 
 
 def worker_environment(
@@ -300,7 +314,8 @@ def worker_environment(
     return {**own, **kept, "EVENSTEP_COORDINATOR": coordinator, **token}
 
 
-def _tail(log: Path) -> str:
+def tail(log: Path) -> str:
+    """The end of a log; empty if it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL_BYTES))

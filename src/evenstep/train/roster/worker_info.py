@@ -15,7 +15,7 @@ from evenstep.train.reduce.loss_scale import disabled_scaler_names
 def worker_facts(job: Job) -> dict[str, Any]:
     """Facts about this worker for the brain."""
     loader, options = job.loader, job.options
-    cores = len(os.sched_getaffinity(0))
+    cores = _num_cores()
     device = job.model.device if job.has_model else torch.device("cpu")
     return {
         "batch": loader.batch.size,
@@ -24,7 +24,7 @@ def worker_facts(job: Job) -> dict[str, Any]:
         **loader.order.facts,
         "prefetched": loader.prefetched,
         "cores": float(cores),
-        "kind": options.kind or _kind_of(device, cores),
+        "kind": options.kind or os.environ.get("EVENSTEP_KIND", "") or _kind_of(device, cores),
         "cap": options.cap,
         "things": ", ".join(sorted(job.stateful)),
         "processes": job.host.size,
@@ -47,6 +47,12 @@ def run_settings(job: Job) -> dict[str, Any]:
         **settings,
         "batch": {**defaults, **batch} if isinstance(batch, dict) else batch,
     }
+
+
+def _num_cores() -> int:
+    """What a launcher gave this worker; it need not keep it from using more."""
+    given, usable = os.environ.get("EVENSTEP_CORES", ""), len(os.sched_getaffinity(0))
+    return min(int(given), usable) if given.isdecimal() and int(given) else usable
 
 
 def _kind_of(device: torch.device, cores: int) -> str:

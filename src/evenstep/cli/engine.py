@@ -1,0 +1,84 @@
+"""What `evenstep run --on ENGINE` adds: a launcher, what it is told, and what its news mean."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evenstep.coordinate import events as ev
+from evenstep.coordinate.service import Service
+from evenstep.launch import requests as news
+from evenstep.launch.console import ConsoleOutput
+from evenstep.launch.engines import make_launcher
+from evenstep.launch.fleet import LIMIT_S, Fleet
+from evenstep.launch.local import tail
+from evenstep.ports import EngineJob, WorkerKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """An engine, as the command line names it."""
+
+    name: str
+    kinds: Mapping[str, WorkerKind]
+    options: Mapping[str, str] = field(default_factory=dict)
+    limit_s: float = LIMIT_S
+
+    async def fleet(self, service: Service, command: Sequence[str], coordinator: str) -> Fleet:
+        """The run's workers on this engine, told to membership. `coordinator`: where they reach it.
+
+        Raises ConfigError if the engine cannot be used from here.
+        """
+        folder = service.folder
+        job = EngineJob(
+            run=run_name(folder.path),
+            folder=folder.path,
+            command=tuple(command),
+            env={
+                "EVENSTEP_COORDINATOR": coordinator,
+                "EVENSTEP_TOKEN_FILE": str(folder.path / "token"),
+            },
+            token=f"{folder.token} {folder.fingerprint}".rstrip(),
+            kinds=self.kinds,
+            options=self.options,
+        )
+        launcher = await asyncio.to_thread(make_launcher, self.name, job)
+        return Fleet(
+            launcher,
+            engine=self.name,
+            kinds=list(self.kinds),
+            logs=folder.logs,
+            console=ConsoleOutput(sys.stdout),
+            tell=lambda item: service.handle(as_input(item, folder.logs)),
+            limit_s=self.limit_s,
+        )
+
+
+def run_name(folder: Path) -> str:
+    """A name for an engine's lists: the folder's, made unique by where it is."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-")[:40]
+    return f"{plain}-{zlib.crc32(str(folder).encode()):08x}"
+
+
+def as_input(item: news.News, logs: Path) -> ev.AnyInput:
+    """The engine's news as membership hears of them."""
+    match item:
+        case news.NotStarted(workers=workers, cause=cause):
+            return ev.NotStarted(workers=workers, cause=cause)
+        case news.Begun(worker=worker):
+            return ev.Begun(workers=(worker,))
+        case news.Found(worker=worker):
+            return ev.Adopted(worker=worker)
+        case news.Leaving(worker=worker, why=why):
+            return ev.Preempted(worker=worker, why=why)
+        case news.EndedWorker(worker=worker, exit_code=code, why=why):
+            # Ended by the engine is like ended by a signal: no fault of the script.
+            code = -signal.SIGKILL if code is None else code
+            output = tail(logs / f"{worker}.log")
+            return ev.Exited(worker=worker, code=code, why=why, output=output)
