@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import signal
 import sys
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ class Engine:
         """
         folder = service.folder
         job = EngineJob(
-            run=run_name(folder.path),
+            run=run_name(folder.path, folder.token),
             folder=folder.path,
             command=tuple(command),
             env={
@@ -60,10 +60,14 @@ class Engine:
         )
 
 
-def run_name(folder: Path) -> str:
-    """A name for an engine's lists: the folder's, made unique by where it is."""
+def run_name(folder: Path, token: str) -> str:
+    """A name for an engine's lists, which anyone may read: the folder's, and a few bits of a hash.
+
+    The token tells apart two runs in folders of the same name; 32 bits do not give it away.
+    """
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-")[:40]
-    return f"{plain}-{zlib.crc32(str(folder).encode()):08x}"
+    unique = hashlib.blake2b(token.encode(), digest_size=4, person=b"evenstep-run")
+    return f"{plain}-{unique.hexdigest()}"
 
 
 def as_input(item: news.News, logs: Path) -> ev.AnyInput:

@@ -1,0 +1,27 @@
+"""Real engines on this machine, one of each for all tests of a process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from bench.testbed.slurm import PATH, Slurm, missing, slurm
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A Slurm, which takes a second to start."""
+    if problem := missing():
+        pytest.skip(problem)
+    with slurm(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def on_slurm(slurm_cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    """The same, where this process submits jobs. Earlier tests have left none."""
+    monkeypatch.setenv("SLURM_CONF", slurm_cluster.variables["SLURM_CONF"])
+    monkeypatch.setenv("PATH", PATH)
+    assert os.environ["PATH"]
+    return slurm_cluster
