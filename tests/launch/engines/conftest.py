@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from bench.testbed.ray_cluster import RayCluster, ray_cluster
+from bench.testbed.ray_cluster import missing as missing_ray
 from bench.testbed.slurm import PATH, Slurm, missing, slurm
 
 
@@ -25,3 +27,14 @@ def on_slurm(slurm_cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     monkeypatch.setenv("PATH", PATH)
     assert os.environ["PATH"]
     return slurm_cluster
+
+
+@pytest.fixture(scope="session")
+def ray_nodes() -> Iterator[RayCluster]:
+    """A Ray cluster with the nodes of `test_ray`, which takes some seconds to start."""
+    if problem := missing_ray():
+        pytest.skip(problem)
+    with ray_cluster() as cluster:
+        cluster.add(num_cpus=8, labels={"tier": "spot"})
+        cluster.add(num_cpus=4, resources={"big": 2})
+        yield cluster
