@@ -6,17 +6,18 @@ import importlib.util
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
 HOST = "127.0.0.2"  # loopback; Ray replaces 127.0.0.1 by an address for other hosts
-ENVIRONMENT = {"RAY_ADDRESS": "", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 
 
 def missing() -> str:
@@ -27,10 +28,10 @@ def missing() -> str:
 
 
 class RayCluster:
-    """A head without CPUs, and nodes to add and to remove."""
+    """A head without CPUs, and nodes to add and to remove; processes on them get `env`."""
 
-    def __init__(self, folder: str) -> None:
-        os.environ.update({k: v for k, v in ENVIRONMENT.items() if v})
+    def __init__(self, folder: str, env: Mapping[str, str]) -> None:
+        os.environ.update({**env, **VARIABLES})
         from ray.cluster_utils import Cluster
 
         self._cluster: Any = Cluster(
@@ -59,9 +60,7 @@ class RayCluster:
         at_ms = int((datetime.now(UTC).timestamp() + deadline_s) * 1000)
         reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
         client = import_module("ray._raylet").GcsClient(address=self.address)
-        accepted, why = client.drain_node(
-            node.node_id, reason, "the cloud takes it", at_ms
-        )
+        accepted, why = client.drain_node(node.node_id, reason, "the cloud takes it", at_ms)
         assert accepted, why
 
     def head_process(self) -> psutil.Process:
@@ -76,10 +75,13 @@ class RayCluster:
 
 
 @contextmanager
-def ray_cluster() -> Iterator[RayCluster]:
+def ray_cluster(env: Mapping[str, str]) -> Iterator[RayCluster]:
     """A cluster; nothing of it is left afterwards."""
-    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:  # sockets: short paths
-        cluster = RayCluster(folder)
+    with (
+        tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder,  # sockets: short paths
+        patch.dict(os.environ),
+    ):
+        cluster = RayCluster(folder, env)
         try:
             yield cluster
         finally:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from bench.testbed.cli_run import ENVIRONMENT
 from bench.testbed.ray_cluster import RayCluster, ray_cluster
 from bench.testbed.ray_cluster import missing as missing_ray
 from bench.testbed.slurm import PATH, Slurm, missing, slurm
@@ -34,7 +35,7 @@ def ray_nodes() -> Iterator[RayCluster]:
     """A Ray cluster with the nodes of `test_ray`, which takes some seconds to start."""
     if problem := missing_ray():
         pytest.skip(problem)
-    with ray_cluster() as cluster:
+    with ray_cluster(ENVIRONMENT) as cluster:
         cluster.add(num_cpus=8, labels={"tier": "spot"})
         cluster.add(num_cpus=4, resources={"big": 2})
         yield cluster
