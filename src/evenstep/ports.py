@@ -180,7 +180,7 @@ class Launcher(Protocol):
     """Starts and stops workers on an engine, such as Slurm or Ray. Started workers join by
     themselves, and outlive this process. Made with an `EngineJob`; ConfigError: it cannot be used.
 
-    Each method may take long, hang or raise: `launch.fleet` calls it in a thread of its own, never
+    Each method may take long, hang or raise: `launch.remote` calls it in a thread of its own, never
     in the coordinator's. Calls of different methods overlap, those of one method do not.
     """
 

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.launch.requests import (
-    Begun,
-    EndedWorker,
-    Found,
-    Leaving,
     News,
-    NotStarted,
     Requests,
+    RequestUnmet,
+    WorkerEnded,
+    WorkerFound,
+    WorkerLeaves,
+    WorkerRuns,
 )
 from evenstep.ports import Observed, Stage
 
@@ -45,7 +45,7 @@ def test_a_worker_that_begins_and_ends_is_news_once() -> None:
     for at_s, shown in enumerate((PENDING, RUNNING, RUNNING, ENDED, ENDED), start=2):
         requests, news = requests.observe({"w0": shown}, at_s, at_s)
         told += news
-    assert told == [Begun(worker="w0"), EndedWorker(worker="w0", exit_code=3, why="")]
+    assert told == [WorkerRuns(worker="w0"), WorkerEnded(worker="w0", exit_code=3, why="")]
     assert not requests.open
 
 
@@ -62,7 +62,7 @@ def test_a_failed_attempt_is_repeated_only_after_a_look_that_does_not_show_the_w
 def test_a_worker_whose_request_seemed_to_fail_and_that_shows_up_is_not_asked_for_again() -> None:
     requests, _ = planned("w0").starting(["w0"]).start_failed(["w0"], 1.0, "hung", final=False)
     requests, news = requests.observe({"w0": RUNNING}, 2.0, 2.0)
-    assert news == [Begun(worker="w0")]
+    assert news == [WorkerRuns(worker="w0")]
     requests, _ = requests.observe(NONE, 3.0, 3.0)
     assert requests.to_start(99.0) == ("", ())
 
@@ -83,7 +83,7 @@ def test_attempts_back_off() -> None:
 def test_a_refusal_is_final() -> None:
     requests = planned("w0", "w1").starting(["w0", "w1"])
     requests, news = requests.start_failed(["w0", "w1"], 1.0, "no such partition", final=True)
-    assert news == [NotStarted(workers=("w0", "w1"), cause="no such partition")]
+    assert news == [RequestUnmet(workers=("w0", "w1"), cause="no such partition")]
     assert not requests.open
 
 
@@ -93,7 +93,7 @@ def test_a_request_that_is_pending_for_too_long_is_given_up_and_withdrawn() -> N
     assert (news, requests.to_stop(99.0)) == ([], ())
     requests, news = requests.observe({"w0": waits}, 101.0, 101.0)
     cause = "given up after 100 s: pending: Resources"
-    assert news == [NotStarted(workers=("w0",), cause=cause)]
+    assert news == [RequestUnmet(workers=("w0",), cause=cause)]
     assert requests.to_stop(101.0) == ("w0",)
     requests, news = requests.observe({"w0": ENDED}, 102.0, 102.0)
     assert (news, requests.open) == ([], {}), "it was given up: its end is no news"
@@ -103,7 +103,7 @@ def test_a_request_that_the_engine_never_answers_is_given_up_without_it() -> Non
     requests = planned("w0").starting(["w0"])
     requests, news = requests.tick(101.0)
     cause = "given up after 100 s: the engine has not answered"
-    assert news == [NotStarted(workers=("w0",), cause=cause)]
+    assert news == [RequestUnmet(workers=("w0",), cause=cause)]
     requests, news = requests.started(["w0"], 200.0).observe({"w0": PENDING}, 201.0, 201.0)
     assert (news, requests.to_stop(201.0)) == ([], ("w0",)), "it is withdrawn as soon as it can be"
 
@@ -113,17 +113,17 @@ def test_a_worker_that_may_run_by_now_is_not_given_up_while_the_engine_is_silent
     requests, news = asked("w0").tick(1000.0)
     assert news == []
     requests, news = requests.observe({"w0": RUNNING}, 1001.0, 1001.0)
-    assert news == [Begun(worker="w0")]
+    assert news == [WorkerRuns(worker="w0")]
 
 
 def test_a_worker_that_was_given_up_and_runs_after_all_is_taken_back() -> None:
     requests, _ = planned("w0").tick(101.0)
     assert not requests.open
     requests, news = requests.observe({"w0": RUNNING}, 102.0, 102.0)
-    assert news == [Found(worker="w0"), Begun(worker="w0")]
+    assert news == [WorkerFound(worker="w0"), WorkerRuns(worker="w0")]
     assert requests.to_stop(103.0) == ()
     _, news = requests.observe({"w0": ENDED}, 104.0, 104.0)
-    assert news == [EndedWorker(worker="w0", exit_code=3, why="")]
+    assert news == [WorkerEnded(worker="w0", exit_code=3, why="")]
 
 
 def test_a_worker_that_the_engine_does_not_show_twice_is_gone() -> None:
@@ -132,7 +132,7 @@ def test_a_worker_that_the_engine_does_not_show_twice_is_gone() -> None:
     assert news == []
     requests, news = requests.observe(NONE, 4.0, 4.0)
     why = "the engine does not show it any more"
-    assert news == [EndedWorker(worker="w0", exit_code=None, why=why)]
+    assert news == [WorkerEnded(worker="w0", exit_code=None, why=why)]
 
 
 def test_a_look_that_began_before_the_request_was_accepted_does_not_miss_it() -> None:
@@ -144,9 +144,9 @@ def test_a_look_that_began_before_the_request_was_accepted_does_not_miss_it() ->
 
 def test_workers_of_an_earlier_coordinator_are_found() -> None:
     requests, news = Requests(LIMIT_S).observe({"w1": RUNNING, "w2": PENDING, "w0": ENDED}, 0, 0)
-    assert news == [Found(worker="w1"), Begun(worker="w1"), Found(worker="w2")]
+    assert news == [WorkerFound(worker="w1"), WorkerRuns(worker="w1"), WorkerFound(worker="w2")]
     _, news = requests.observe({"w1": RUNNING, "w2": PENDING}, 101.0, 101.0)
-    assert [type(item) for item in news] == [NotStarted], "w2 has pended for the limit"
+    assert [type(item) for item in news] == [RequestUnmet], "w2 has pended for the limit"
 
 
 def test_stopped_workers_are_asked_again_until_they_have_ended() -> None:
@@ -160,7 +160,7 @@ def test_stopped_workers_are_asked_again_until_they_have_ended() -> None:
 
 def test_a_worker_that_is_stopped_before_it_was_asked_for_is_never_asked_for() -> None:
     requests, news = planned("w0").stop(["w0"])
-    assert news == [NotStarted(workers=("w0",), cause="no longer needed")]
+    assert news == [RequestUnmet(workers=("w0",), cause="no longer needed")]
     assert requests.to_start(1.0) == ("", ())
 
 
@@ -168,7 +168,7 @@ def test_a_host_that_is_about_to_go_is_news_once() -> None:
     goes = Observed(stage=Stage.RUNNING, leaves="preempted in 30 s")
     requests, _ = asked("w0").observe({"w0": RUNNING}, 2.0, 2.0)
     requests, news = requests.observe({"w0": goes}, 3.0, 3.0)
-    assert news == [Leaving(worker="w0", why="preempted in 30 s")]
+    assert news == [WorkerLeaves(worker="w0", why="preempted in 30 s")]
     _, news = requests.observe({"w0": goes}, 4.0, 4.0)
     assert news == []
 
@@ -198,7 +198,7 @@ def test_whatever_the_engine_does_each_worker_runs_once_and_is_told_of_consisten
 
     def tell(news: list[News]) -> None:
         for item in news:
-            names = item.workers if isinstance(item, NotStarted) else (item.worker,)
+            names = item.workers if isinstance(item, RequestUnmet) else (item.worker,)
             for worker in names:
                 told[worker].append(type(item).__name__)
 
@@ -234,8 +234,8 @@ def test_whatever_the_engine_does_each_worker_runs_once_and_is_told_of_consisten
         tell(news)
     assert max(num_starts.values()) <= 1, "a worker was asked for twice"
     for worker in workers:
-        ends = [name for name in told[worker] if name in ("NotStarted", "EndedWorker")]
-        back = told[worker].count("Found")
+        ends = [name for name in told[worker] if name in ("RequestUnmet", "WorkerEnded")]
+        back = told[worker].count("WorkerFound")
         assert len(ends) <= 1 + back, f"{worker}: {told[worker]}"
         if worker not in requests.open:
             assert len(ends) == 1 + back, f"{worker} vanished without news: {told[worker]}"

@@ -16,13 +16,13 @@ from evenstep.coordinate.service import Service
 from evenstep.launch import requests as news
 from evenstep.launch.console import ConsoleOutput
 from evenstep.launch.engines import make_launcher
-from evenstep.launch.fleet import LIMIT_S, Fleet
 from evenstep.launch.local import tail
+from evenstep.launch.remote import LIMIT_S, RemoteWorkers
 from evenstep.ports import EngineJob, WorkerKind
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class ChosenEngine:
     """An engine, as the command line names it."""
 
     name: str
@@ -30,7 +30,9 @@ class Engine:
     options: Mapping[str, str] = field(default_factory=dict)
     limit_s: float = LIMIT_S
 
-    async def fleet(self, service: Service, command: Sequence[str], coordinator: str) -> Fleet:
+    async def workers(
+        self, service: Service, command: Sequence[str], coordinator: str
+    ) -> RemoteWorkers:
         """The run's workers on this engine, told to membership. `coordinator`: where they reach it.
 
         Raises ConfigError if the engine cannot be used from here.
@@ -49,7 +51,7 @@ class Engine:
             options=self.options,
         )
         launcher = await asyncio.to_thread(make_launcher, self.name, job)
-        return Fleet(
+        return RemoteWorkers(
             launcher,
             engine=self.name,
             kinds=list(self.kinds),
@@ -73,15 +75,15 @@ def run_name(folder: Path, token: str) -> str:
 def as_input(item: news.News, logs: Path) -> ev.AnyInput:
     """The engine's news as membership hears of them."""
     match item:
-        case news.NotStarted(workers=workers, cause=cause):
+        case news.RequestUnmet(workers=workers, cause=cause):
             return ev.NotStarted(workers=workers, cause=cause)
-        case news.Begun(worker=worker):
+        case news.WorkerRuns(worker=worker):
             return ev.Begun(workers=(worker,))
-        case news.Found(worker=worker):
+        case news.WorkerFound(worker=worker):
             return ev.Adopted(worker=worker)
-        case news.Leaving(worker=worker, why=why):
+        case news.WorkerLeaves(worker=worker, why=why):
             return ev.Preempted(worker=worker, why=why)
-        case news.EndedWorker(worker=worker, exit_code=code, why=why):
+        case news.WorkerEnded(worker=worker, exit_code=code, why=why):
             # Ended by the engine is like ended by a signal: no fault of the script.
             code = -signal.SIGKILL if code is None else code
             output = tail(logs / f"{worker}.log")

@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from evenstep.cli.endpoint import advertised_address
-from evenstep.cli.engine import Engine
+from evenstep.cli.engine import ChosenEngine
 from evenstep.cli.live_view import live_view, log_above
 from evenstep.cli.page_beside import page_beside
 from evenstep.cli.ports import control_port, data_ports
@@ -38,8 +38,8 @@ from evenstep.coordinate.events import (
 from evenstep.coordinate.run_folder import RunFolder
 from evenstep.coordinate.service import Service
 from evenstep.errors import ConfigError
-from evenstep.launch.fleet import Fleet
 from evenstep.launch.local import LocalLauncher, worker_environment
+from evenstep.launch.remote import RemoteWorkers
 from evenstep.observe.feed import SinkFeed
 from evenstep.observe.tally import Totals
 from evenstep.types import WorkerId, listed
@@ -69,7 +69,7 @@ class LocalRun:
         with_page: bool = False,
         sinks: SinkFeed | None = None,
         hands_over: bool = False,
-        engine: Engine | None = None,
+        engine: ChosenEngine | None = None,
         clock: Callable[[], float] = time.monotonic,
         leave_s: float = LEAVE_S,
         linger_s: float = LINGER_S,
@@ -87,7 +87,7 @@ class LocalRun:
             about["engine"] = engine.name
         self._service = Service(folder, terms, about, sinks)
         self._requests = StopRequests(clock)
-        self._workers: LocalLauncher | Fleet
+        self._workers: LocalLauncher | RemoteWorkers
         self._killed = False
         self._cut_short = ""  # scripts that a signal ended after training
 
@@ -193,15 +193,15 @@ class LocalRun:
         except OSError as e:
             raise ConfigError("--host, --port", f"cannot listen at {host}:{port}: {e}") from None
 
-    async def _make_workers(self, host: str, address: str) -> LocalLauncher | Fleet:
+    async def _make_workers(self, host: str, address: str) -> LocalLauncher | RemoteWorkers:
         if self._engine is not None:
             service = self._service
             reached = advertised_address(host, host) or host
-            fleet = await self._engine.fleet(
+            workers = await self._engine.workers(
                 service, self._command, spell(reached, address.rpartition(":")[2])
             )
-            service.problems = lambda: fleet.problems
-            return fleet
+            service.problems = lambda: workers.problems
+            return workers
         return self._make_launcher(host, address)
 
     def _make_launcher(self, host: str, address: str) -> LocalLauncher:

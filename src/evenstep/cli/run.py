@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from evenstep.cli.duration import duration
-from evenstep.cli.engine import Engine
+from evenstep.cli.engine import ChosenEngine
 from evenstep.cli.local_run import LocalRun
 from evenstep.cli.page_beside import check_page
 from evenstep.cli.report import REPORT
@@ -338,7 +338,7 @@ def _scaling_setting(text: str, workers: WorkerCounts) -> str:
     return f"scaling.heuristic={msgspec.json.encode(choice).decode()}"
 
 
-def _engine(options: dict[str, Any]) -> Engine | None:
+def _engine(options: dict[str, Any]) -> ChosenEngine | None:
     """The engine that workers run on; None: this machine."""
     name = require_name("--on", options["on"])
     given = {key: options[key] for key in OF_ENGINES if options[key]}
@@ -351,10 +351,12 @@ def _engine(options: dict[str, Any]) -> Engine | None:
         return None
     check_name(name)
     kinds = parse_kinds(options["kinds"])
-    return Engine(name=name, kinds=kinds, options=given, limit_s=options["pending_s"])
+    return ChosenEngine(name=name, kinds=kinds, options=given, limit_s=options["pending_s"])
 
 
-def _worker_prices(texts: tuple[str, ...], engine: Engine | None) -> tuple[tuple[str, float], ...]:
+def _worker_prices(
+    texts: tuple[str, ...], engine: ChosenEngine | None
+) -> tuple[tuple[str, float], ...]:
     """--price options as (kind, price of a worker-hour); kind "" stands for all others."""
     kinds = engine.kinds.values() if engine else ()
     prices = {kind.name: kind.price for kind in kinds if kind.price is not None}

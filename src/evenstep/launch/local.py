@@ -1,6 +1,6 @@
 """Launches workers as processes of this machine. They outlive a coordinator that dies.
 
-This launcher needs no `fleet`: its calls return at once, and it notices ends without polling.
+This launcher needs no `remote`: its calls return at once, and it notices ends without polling.
 """
 
 from __future__ import annotations

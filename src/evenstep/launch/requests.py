@@ -55,7 +55,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotStarted:
+class RequestUnmet:
     """Workers that will not come."""
 
     workers: tuple[WorkerId, ...]
@@ -63,21 +63,21 @@ class NotStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class WorkerRuns:
     """The engine runs a worker."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class WorkerFound:
     """The engine shows a worker that an earlier coordinator asked for."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
+class WorkerLeaves:
     """The engine is about to take a worker's host away."""
 
     worker: WorkerId
@@ -85,7 +85,7 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndedWorker:
+class WorkerEnded:
     """A worker has ended. No exit code: the engine ended it, or lost its host."""
 
     worker: WorkerId
@@ -93,7 +93,7 @@ class EndedWorker:
     why: str
 
 
-News = NotStarted | Begun | Found | Leaving | EndedWorker
+News = RequestUnmet | WorkerRuns | WorkerFound | WorkerLeaves | WorkerEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Requests:
         known = self._known(workers)
         never = tuple(w for w, r in known.items() if not r.may_exist)
         marked = {w: replace(r, stopping=True) for w, r in known.items() if r.may_exist}
-        news: list[News] = [NotStarted(workers=never, cause="no longer needed")] if never else []
+        news: list[News] = [RequestUnmet(workers=never, cause="no longer needed")] if never else []
         return self._with(marked)._without(never), news
 
     # What the engine is to be asked.
@@ -165,7 +165,7 @@ class Requests:
         if final:
             lost = tuple(w for w, r in known.items() if not r.asked)
             wanted = tuple(w for w in lost if w not in self.given_up)
-            news: list[News] = [NotStarted(workers=wanted, cause=cause)] if wanted else []
+            news: list[News] = [RequestUnmet(workers=wanted, cause=cause)] if wanted else []
             return self._without(lost), news
         longest_s = min(LAST_RETRY_S, self.limit_s / RETRIES_IN_LIMIT)
         failed = {
@@ -229,7 +229,7 @@ class Requests:
         }
         for worker, r in overdue.items():
             cause = f"given up after {self.limit_s:g} s: {r.waits_for()}"
-            news.append(NotStarted(workers=(worker,), cause=cause))
+            news.append(RequestUnmet(workers=(worker,), cause=cause))
         withdrawn = {w: replace(r, stopping=True) for w, r in overdue.items()}
         never = [w for w, r in overdue.items() if not r.may_exist]
         requests = self._with(withdrawn)._without(never)
@@ -261,18 +261,18 @@ def _seen(
     if observed.stage is Stage.ENDED:
         if request is not None and wanted:
             code, why = observed.exit_code, observed.why
-            news.append(EndedWorker(worker=worker, exit_code=code, why=why))
+            news.append(WorkerEnded(worker=worker, exit_code=code, why=why))
         return None
     runs = observed.stage is Stage.RUNNING
     if request is None:
         # One that was given up and runs after all may have joined by now: it is not stopped.
         request = Request(kind="", planned_s=now_s, stopping=not (wanted or runs))
         if runs or wanted:
-            news.append(Found(worker=worker))
+            news.append(WorkerFound(worker=worker))
     if runs and not request.runs and not request.stopping:
-        news.append(Begun(worker=worker))
+        news.append(WorkerRuns(worker=worker))
     if observed.leaves and not (request.observed and request.observed.leaves):
-        news.append(Leaving(worker=worker, why=observed.leaves))
+        news.append(WorkerLeaves(worker=worker, why=observed.leaves))
     return replace(request, asked=True, doubtful=False, observed=observed, num_hidden=0)
 
 
@@ -284,11 +284,11 @@ def _missed(
         if not request.stopping:
             return replace(request, doubtful=False)
         if wanted:
-            news.append(NotStarted(workers=(worker,), cause="no longer needed"))
+            news.append(RequestUnmet(workers=(worker,), cause="no longer needed"))
         return None
     if request.num_hidden + 1 < MAX_HIDDEN:
         return replace(request, num_hidden=request.num_hidden + 1)
     if wanted:
         why = "the engine does not show it any more"
-        news.append(EndedWorker(worker=worker, exit_code=None, why=why))
+        news.append(WorkerEnded(worker=worker, exit_code=None, why=why))
     return None

@@ -1,4 +1,4 @@
-"""Launchers for engines: one engine a file, thin drivers that `launch.fleet` follows."""
+"""Launchers for engines: one engine a file, thin drivers that `launch.remote` follows."""
 
 from __future__ import annotations
 

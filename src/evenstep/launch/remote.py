@@ -18,7 +18,15 @@ from typing import Any
 
 from evenstep.launch.console import ConsoleOutput
 from evenstep.launch.lane import Lane
-from evenstep.launch.requests import Begun, EndedWorker, Found, Leaving, News, NotStarted, Requests
+from evenstep.launch.requests import (
+    News,
+    Requests,
+    RequestUnmet,
+    WorkerEnded,
+    WorkerFound,
+    WorkerLeaves,
+    WorkerRuns,
+)
 from evenstep.ports import Launcher, LaunchRefusedError, Observed, Stage
 from evenstep.types import WorkerId, listed
 
@@ -33,7 +41,7 @@ STOP_S = 45.0  # for workers to end once they were asked to: Slurm's own SIGKILL
 CLOSE_S = 5.0  # for the launcher to disconnect
 
 
-class Fleet:
+class RemoteWorkers:
     """The workers of one run on one engine. Its calls return at once.
 
     `kinds` are what workers can be asked for. `tell` gets the news.
@@ -258,19 +266,19 @@ class Fleet:
     def _pass_on(self, news: Sequence[News]) -> None:
         for item in news:
             match item:
-                case Found(worker=worker):
+                case WorkerFound(worker=worker):
                     self.console.follow(worker, self._logs / f"{worker}.log")
-                case Begun(worker=worker):
+                case WorkerRuns(worker=worker):
                     self._num_failures[self._kind_of.get(worker, "")] = 0
-                case EndedWorker(worker=worker):
+                case WorkerEnded(worker=worker):
                     self.console.unfollow(worker)
                     self._kind_of.pop(worker, None)
-                case NotStarted(workers=workers, cause=cause):
+                case RequestUnmet(workers=workers, cause=cause):
                     log.warning("not started: %s: %s", listed(workers), cause)
                     for worker in workers:
                         self.console.unfollow(worker)
                         self._num_failures[self._kind_of.pop(worker, "")] += 1
-                case Leaving():
+                case WorkerLeaves():
                     pass
             self._tell(item)
         if news:

@@ -1,4 +1,4 @@
-"""A fleet goes on whatever its engine does: calls that hang, fail or are refused."""
+"""A run goes on whatever its engine does: calls that hang, fail or are refused."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ from typing import Any
 
 import pytest
 
-from evenstep.launch import fleet as fleet_module
+from evenstep.launch import remote as module
 from evenstep.launch.console import ConsoleOutput
-from evenstep.launch.fleet import Fleet
-from evenstep.launch.requests import Begun, EndedWorker, Found, Leaving, News, NotStarted
+from evenstep.launch.remote import RemoteWorkers
+from evenstep.launch.requests import (
+    News,
+    RequestUnmet,
+    WorkerEnded,
+    WorkerFound,
+    WorkerLeaves,
+    WorkerRuns,
+)
 from evenstep.ports import LaunchRefusedError, Observed, Stage
 
 RUNNING, PENDING = Observed(stage=Stage.RUNNING), Observed(stage=Stage.PENDING, why="no room")
@@ -59,11 +66,11 @@ class StandIn:
 
 
 class Watched:
-    """A fleet on a stand-in, and the news that it tells."""
+    """Workers on a stand-in, and the news that it tells."""
 
     def __init__(self, folder: Path, *, kinds: Sequence[str] = ("cpu",), **more: Any) -> None:
         self.engine, self.news = StandIn(), list[News]()
-        self.fleet = Fleet(
+        self.workers = RemoteWorkers(
             self.engine,
             engine="standin",
             kinds=kinds,
@@ -89,14 +96,14 @@ def run(what: Coroutine[Any, Any, None]) -> None:
 def test_workers_start_run_and_end(tmp_path: Path) -> None:
     async def story() -> None:
         watched = Watched(tmp_path)
-        watched.fleet.start("cpu", ["w0", "w1"])
-        await watched.until(lambda: len(watched.told(Begun)) == 2)
+        watched.workers.start("cpu", ["w0", "w1"])
+        await watched.until(lambda: len(watched.told(WorkerRuns)) == 2)
         assert (tmp_path / "w1.log").exists(), "which reserves its name for later coordinators"
         watched.engine.shown["w0"] = Observed(stage=Stage.ENDED, exit_code=3)
-        await watched.until(lambda: watched.told(EndedWorker))
-        assert watched.fleet.running == {"w1"}
-        await watched.fleet.end_all()
-        assert watched.fleet.running == set()
+        await watched.until(lambda: watched.told(WorkerEnded))
+        assert watched.workers.running == {"w1"}
+        await watched.workers.end_all()
+        assert watched.workers.running == set()
 
     run(story())
 
@@ -104,22 +111,22 @@ def test_workers_start_run_and_end(tmp_path: Path) -> None:
 def test_an_engine_that_hangs_holds_up_nothing_and_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_module, "HANG_S", 0.05)
+    monkeypatch.setattr(module, "HANG_S", 0.05)
     caplog.set_level(logging.INFO, "evenstep")
 
     async def story() -> None:
         watched = Watched(tmp_path)
         gate = watched.engine.gates["start"] = threading.Event()
-        watched.fleet.start("cpu", ["w0"])
-        await watched.until(lambda: watched.fleet.problems)
-        assert "start: has not answered" in watched.fleet.problems[0]
+        watched.workers.start("cpu", ["w0"])
+        await watched.until(lambda: watched.workers.problems)
+        assert "start: has not answered" in watched.workers.problems[0]
         looks = watched.engine.num_calls["observe"]
         await watched.until(lambda: watched.engine.num_calls["observe"] > looks + 3)
         assert watched.engine.num_calls["start"] == 1, "it is not asked a second time meanwhile"
         gate.set()
-        await watched.until(lambda: watched.told(Begun))
-        assert watched.fleet.problems == []
-        await watched.fleet.end_all()
+        await watched.until(lambda: watched.told(WorkerRuns))
+        assert watched.workers.problems == []
+        await watched.workers.end_all()
 
     run(story())
     assert [m for m in caplog.messages if "has not answered" in m] == [
@@ -134,14 +141,14 @@ def test_a_start_that_fails_is_repeated_until_it_succeeds(
     async def story() -> None:
         watched = Watched(tmp_path, limit_s=BOUND_S)
         watched.engine.errors["start"] = OSError("no controller")
-        watched.fleet.start("cpu", ["w0"])
+        watched.workers.start("cpu", ["w0"])
         await watched.until(lambda: watched.engine.num_calls["start"] == 2)
         assert watched.news == []
-        assert "no controller" in watched.fleet.problems[0]
+        assert "no controller" in watched.workers.problems[0]
         del watched.engine.errors["start"]
-        await watched.until(lambda: watched.told(Begun))
+        await watched.until(lambda: watched.told(WorkerRuns))
         assert watched.engine.started == [("cpu", "w0")]
-        await watched.fleet.end_all()
+        await watched.workers.end_all()
 
     run(story())
 
@@ -152,15 +159,15 @@ def test_a_refused_request_is_given_up_at_once_and_the_other_kind_is_tried_next(
     async def story() -> None:
         watched = Watched(tmp_path, kinds=["gpu", "cpu"])
         watched.engine.errors["start"] = LaunchRefusedError("no such partition")
-        watched.fleet.start("gpu", ["w0"])
+        watched.workers.start("gpu", ["w0"])
         await watched.until(lambda: watched.news)
         (told,) = watched.news
-        assert told == NotStarted(workers=("w0",), cause="standin: no such partition")
+        assert told == RequestUnmet(workers=("w0",), cause="standin: no such partition")
         watched.engine.errors.clear()
-        watched.fleet.start("", ["w1"])
-        await watched.until(lambda: watched.told(Begun))
+        watched.workers.start("", ["w1"])
+        await watched.until(lambda: watched.told(WorkerRuns))
         assert watched.engine.started == [("cpu", "w1")]
-        await watched.fleet.end_all()
+        await watched.workers.end_all()
 
     run(story())
 
@@ -169,13 +176,13 @@ def test_a_request_that_is_not_met_is_given_up_and_withdrawn(tmp_path: Path) -> 
     async def story() -> None:
         watched = Watched(tmp_path, limit_s=0.2)
         watched.engine.takes = PENDING
-        watched.fleet.start("cpu", ["w0"])
-        await watched.until(lambda: watched.told(NotStarted))
+        watched.workers.start("cpu", ["w0"])
+        await watched.until(lambda: watched.told(RequestUnmet))
         await watched.until(lambda: watched.engine.shown["w0"].stage is Stage.ENDED)
-        await watched.until(lambda: not watched.fleet.running)
+        await watched.until(lambda: not watched.workers.running)
         cause = "given up after 0.2 s: pending: no room"
-        assert watched.news == [NotStarted(workers=("w0",), cause=cause)]
-        await watched.fleet.end_all()
+        assert watched.news == [RequestUnmet(workers=("w0",), cause=cause)]
+        await watched.workers.end_all()
 
     run(story())
 
@@ -183,10 +190,10 @@ def test_a_request_that_is_not_met_is_given_up_and_withdrawn(tmp_path: Path) -> 
 def test_kinds_take_turns_if_the_run_does_not_care(tmp_path: Path) -> None:
     async def story() -> None:
         watched = Watched(tmp_path, kinds=["gpu", "cpu"])
-        watched.fleet.start("", ["w0", "w1", "w2", "w3"])
-        await watched.until(lambda: len(watched.told(Begun)) == 4)
+        watched.workers.start("", ["w0", "w1", "w2", "w3"])
+        await watched.until(lambda: len(watched.told(WorkerRuns)) == 4)
         assert sorted(kind for kind, _ in watched.engine.started) == ["cpu", "cpu", "gpu", "gpu"]
-        await watched.fleet.end_all()
+        await watched.workers.end_all()
 
     run(story())
 
@@ -194,17 +201,17 @@ def test_kinds_take_turns_if_the_run_does_not_care(tmp_path: Path) -> None:
 def test_an_observation_that_fails_ends_nobody(tmp_path: Path) -> None:
     async def story() -> None:
         watched = Watched(tmp_path)
-        watched.fleet.start("cpu", ["w0"])
-        await watched.until(lambda: watched.told(Begun))
+        watched.workers.start("cpu", ["w0"])
+        await watched.until(lambda: watched.told(WorkerRuns))
         watched.engine.errors["observe"] = OSError("head is gone")
         before = watched.engine.num_calls["observe"]
         await watched.until(lambda: watched.engine.num_calls["observe"] > before + 3)
-        assert watched.fleet.running == {"w0"}
-        assert "head is gone" in watched.fleet.problems[0]
+        assert watched.workers.running == {"w0"}
+        assert "head is gone" in watched.workers.problems[0]
         watched.engine.errors.clear()
-        await watched.until(lambda: not watched.fleet.problems)
-        assert not watched.told(EndedWorker)
-        await watched.fleet.end_all()
+        await watched.until(lambda: not watched.workers.problems)
+        assert not watched.told(WorkerEnded)
+        await watched.workers.end_all()
 
     run(story())
 
@@ -213,12 +220,12 @@ def test_workers_of_an_earlier_coordinator_are_adopted(tmp_path: Path) -> None:
     async def story() -> None:
         watched = Watched(tmp_path)
         watched.engine.shown = {"w4": RUNNING}
-        shown = await watched.fleet.look_first()
+        shown = await watched.workers.look_first()
         assert shown is not None
-        watched.fleet.adopt(shown)
-        assert watched.news == [Found(worker="w4"), Begun(worker="w4")]
-        assert watched.fleet.running == {"w4"}
-        await watched.fleet.end_all()
+        watched.workers.adopt(shown)
+        assert watched.news == [WorkerFound(worker="w4"), WorkerRuns(worker="w4")]
+        assert watched.workers.running == {"w4"}
+        await watched.workers.end_all()
 
     run(story())
 
@@ -233,10 +240,10 @@ def test_a_run_is_resumed_although_the_engine_does_not_answer(
             watched.engine.gates["observe"] = threading.Event()
         else:
             watched.engine.errors["observe"] = OSError("no route")
-        assert await watched.fleet.look_first(0.05 if fault == "hang" else BOUND_S) is None
+        assert await watched.workers.look_first(0.05 if fault == "hang" else BOUND_S) is None
         for gate in watched.engine.gates.values():
             gate.set()
-        watched.fleet.close()
+        watched.workers.close()
 
     run(story())
     assert "does not show which workers still run" in caplog.text
@@ -246,9 +253,9 @@ def test_a_host_that_is_about_to_go_is_told(tmp_path: Path) -> None:
     async def story() -> None:
         watched = Watched(tmp_path)
         watched.engine.takes = Observed(stage=Stage.RUNNING, leaves="node drains")
-        watched.fleet.start("cpu", ["w0"])
-        await watched.until(lambda: watched.told(Leaving))
-        assert watched.told(Leaving) == [Leaving(worker="w0", why="node drains")]
-        await watched.fleet.end_all()
+        watched.workers.start("cpu", ["w0"])
+        await watched.until(lambda: watched.told(WorkerLeaves))
+        assert watched.told(WorkerLeaves) == [WorkerLeaves(worker="w0", why="node drains")]
+        await watched.workers.end_all()
 
     run(story())
