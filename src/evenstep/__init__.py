@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evenstep.balancer import Balancer
+    from evenstep.cli.from_python import run
     from evenstep.errors import EvenstepError
     from evenstep.train.data.batch_size import largest_share
     from evenstep.train.data.tar_shards import TarShards
@@ -27,6 +28,7 @@ _HOME = {
     "Worker": "evenstep.types",
     "join": "evenstep.train.join",
     "largest_share": "evenstep.train.data.batch_size",
+    "run": "evenstep.cli.from_python",
 }
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "Worker",
     "join",
     "largest_share",
+    "run",
 ]
 
 
