@@ -199,7 +199,8 @@ class Launcher(Protocol):
     def observe(self) -> Mapping[WorkerId, Observed]:
         """All of the run's workers that the engine shows, also those of an earlier coordinator.
 
-        It may forget workers some time after their end. A worker that it does not show is gone.
+        It may forget workers some time after their end. A worker that it does not show has ended,
+        with an exit code that is not known.
         """
 
     def close(self) -> None:

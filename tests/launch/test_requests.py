@@ -132,7 +132,7 @@ def test_a_worker_that_the_engine_does_not_show_twice_is_gone() -> None:
     assert news == []
     requests, news = requests.observe(NONE, 4.0, 4.0)
     why = "the engine does not show it any more"
-    assert news == [WorkerEnded(worker="w0", exit_code=None, why=why)]
+    assert news == [WorkerEnded(worker="w0", exit_code=75, why=why)]
 
 
 def test_a_look_that_began_before_the_request_was_accepted_does_not_miss_it() -> None:

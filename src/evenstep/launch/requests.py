@@ -14,6 +14,7 @@ from evenstep.ports import Observed, Stage
 from evenstep.types import WorkerId
 
 MAX_HIDDEN = 2  # observations in a row that do not show a worker, after which it is gone
+UNKNOWN_CODE = 75  # os.EX_TEMPFAIL: no fault of the script's, as far as is known
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 RETRIES_IN_LIMIT = 5  # at least so often is an engine asked before a request is given up
 STOP_AGAIN_S = 15.0  # an engine that was asked to end a worker and still shows it is asked again
@@ -290,5 +291,5 @@ def _missed(
         return replace(request, num_hidden=request.num_hidden + 1)
     if wanted:
         why = "the engine does not show it any more"
-        news.append(WorkerEnded(worker=worker, exit_code=None, why=why))
+        news.append(WorkerEnded(worker=worker, exit_code=UNKNOWN_CODE, why=why))
     return None
