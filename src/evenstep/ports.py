@@ -147,6 +147,7 @@ class WorkerKind:
     gpu_type: str = ""
     memory_bytes: int = 0
     price: float | None = None  # of a worker-hour
+    flops: float | None = None  # for the first shares of kinds with different devices
     options: Mapping[str, str] = field(default_factory=dict)  # the engine's own
 
     def variables(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ import pytest
 from bench.testbed.cli_run import ENVIRONMENT, EVENSTEP
 from bench.testbed.live_run import until
 
-from evenstep.cli.engine import ChosenEngine, run_name
+from evenstep.cli.engine import run_name
 from evenstep.cli.run import _worker_prices
 from evenstep.launch.kinds import parse_kinds
 from evenstep.ports import EngineJob, Launcher
@@ -110,7 +110,7 @@ def test_a_script_that_fails_ends_the_run_with_its_output(
     installed: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "bad.py").write_text("raise ValueError('the data is bad')")
-    command = [EVENSTEP, "run", "--on", "detached", "--host", "127.0.0.1", "bad.py"]
+    command = [str(EVENSTEP), "run", "--on", "detached", "--host", "127.0.0.1", "bad.py"]
     ended = subprocess.run(command, cwd=tmp_path, env=installed, capture_output=True, text=True)
     assert ended.returncode == 1
     assert "ValueError: the data is bad" in ended.stderr + ended.stdout
@@ -132,7 +132,7 @@ def test_wrong_options_are_refused_and_leave_no_folder(
 ) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("")
-    command = [EVENSTEP, "run", "--run", "r", "--host", "127.0.0.1", *options, script]
+    command = [str(EVENSTEP), "run", "--run", "r", "--host", "127.0.0.1", *options, str(script)]
     ended = subprocess.run(command, cwd=tmp_path, env=installed, capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
     assert told in " ".join(ended.stderr.split())
@@ -140,9 +140,9 @@ def test_wrong_options_are_refused_and_leave_no_folder(
 
 def test_prices_of_kinds_and_of_options() -> None:
     kinds = parse_kinds(["gpu=A100:4,price=12", "cpu=8,price=0.5", "cpu=4"])
-    engine = ChosenEngine(name="slurm", kinds=kinds)
-    assert dict(_worker_prices(("cpux8=0.4", "3"), engine)) == {"A100x4": 12, "cpux8": 0.4, "": 3}
-    assert _worker_prices((), None) == ()
+    given = _worker_prices(("cpux8=0.4", "3"), tuple(kinds.values()))
+    assert dict(given) == {"A100x4": 12, "cpux8": 0.4, "": 3}
+    assert _worker_prices((), ()) == ()
 
 
 def test_runs_in_folders_of_one_name_are_told_apart() -> None:

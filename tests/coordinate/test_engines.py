@@ -112,3 +112,22 @@ def test_a_coordinator_that_takes_over_does_not_wait_for_workers_that_are_gone(
     assert set(world.state.away) == {"w0", "w1"}
     world.handle(Gone(workers=("w1",)))
     assert set(world.state.away) == {"w0"}
+
+
+def test_first_shares_follow_the_flops_of_kinds_or_else_their_cores(tmp_path: Path) -> None:
+    def first_shares(terms: Terms, folder: Path) -> dict[str, int]:
+        folder.mkdir()
+        world = World(folder, terms)
+        world.start_run(2)
+        for name, kind, cores in (("w0", "gpu", 4.0), ("w1", "cpu", 12.0)):
+            worker = world.connect(name, launched=True)
+            assert worker is not None
+            world.starting.remove(name)
+            world.ready(worker, kind=kind, cores=cores, settings={"policy": {"name": "static"}})
+        assert world.announced
+        return dict(zip(world.announced[0].roster, world.announced[0].shares, strict=True))
+
+    known = Terms(gather_s=5.0, flops=(("gpu", 3e12), ("cpu", 1e12)))
+    assert first_shares(known, tmp_path / "known") == {"w0": 48, "w1": 16}
+    unknown = Terms(gather_s=5.0, flops=(("gpu", 3e12),))
+    assert first_shares(unknown, tmp_path / "unknown") == {"w0": 16, "w1": 48}

@@ -11,6 +11,7 @@ from evenstep.ports import WorkerKind
 
 def test_a_kind_is_what_a_worker_gets() -> None:
     assert parse_kind("cpu=8") == WorkerKind(name="cpux8", cpus=8)
+    assert parse_kind("cpu=8,flops=1e12").flops == 1e12
     assert parse_kind("gpu=A100:4") == WorkerKind(name="A100x4", gpus=4, gpu_type="A100")
     assert parse_kind("gpu=2,cpu=6,memory=64G,price=1.5,name=big,constraint=ib") == WorkerKind(
         name="big",

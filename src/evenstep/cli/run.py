@@ -36,6 +36,7 @@ from evenstep.launch.logs import show_log
 from evenstep.observe.feed import SinkFeed
 from evenstep.observe.sinks import open_sinks
 from evenstep.observe.summary import summary
+from evenstep.ports import WorkerKind
 from evenstep.strict import build, override, require_name
 from evenstep.types import MOST_SAMPLES
 
@@ -184,7 +185,8 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
     sets = (*flags, *options["sets"])
     settings = _check_settings(sets, workers.sets, resumed=header is not None)
     engine = _engine(options)
-    prices = _worker_prices(options["prices"], engine)
+    kinds = tuple(engine.kinds.values()) if engine else ()
+    prices = _worker_prices(options["prices"], kinds)
     host = options["host"] or (outward_address("0.0.0.0") if engine else "") or LOOPBACK
     new = options["folder"] or _new_folder(script)
     token = _given_token(options["token_file"], old)
@@ -205,6 +207,7 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
             restarts=options["restarts"],
             spares=options["spares"],
             prices=prices,
+            flops=tuple((k.name, k.flops) for k in kinds if k.flops is not None),
             awaits_joiners=workers.start == 0,
             queues=engine is not None,
         )
@@ -355,10 +358,9 @@ def _engine(options: dict[str, Any]) -> ChosenEngine | None:
 
 
 def _worker_prices(
-    texts: tuple[str, ...], engine: ChosenEngine | None
+    texts: tuple[str, ...], kinds: tuple[WorkerKind, ...]
 ) -> tuple[tuple[str, float], ...]:
     """--price options as (kind, price of a worker-hour); kind "" stands for all others."""
-    kinds = engine.kinds.values() if engine else ()
     prices = {kind.name: kind.price for kind in kinds if kind.price is not None}
     for text in texts:
         kind, _, number = text.rpartition("=")

@@ -30,6 +30,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 3
     spares: int = 0  # drained workers that stay connected, ready to come back
     prices: tuple[tuple[str, float], ...] = ()  # per worker-hour, by kind; "" for all others
+    flops: tuple[tuple[str, float], ...] = ()  # by kind, where they are known
     silence_s: float = 5.0
     patience_s: float = 30.0
     gather_s: float = 60.0  # how long the first workers wait to begin together

@@ -84,6 +84,7 @@ def ready(d: Draft, member: RunMember, message: Ready) -> None:
             kind=message.kind,
             cores=message.cores,
             cap=message.cap,
+            flops=dict(d.terms.flops).get(message.kind),
             price_per_hour=d.terms.price_of(message.kind),
         )
         if d.cluster is None:

@@ -30,7 +30,7 @@ def parse_kinds(texts: Sequence[str]) -> dict[str, WorkerKind]:
 
 
 def parse_kind(text: str) -> WorkerKind:
-    """KEY=VALUE,...: cpu, gpu, memory, price and name; other keys are the engine's own."""
+    """KEY=VALUE,...: cpu, gpu, memory, price, flops and name; other keys are the engine's own."""
     values: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
@@ -41,14 +41,15 @@ def parse_kind(text: str) -> WorkerKind:
         values[key] = value
     gpu_type, _, gpus = values.pop("gpu", "0").rpartition(":")
     cpus, memory = values.pop("cpu", "0"), values.pop("memory", "")
-    price = values.pop("price", None)
+    price, flops = values.pop("price", None), values.pop("flops", None)
     kind = WorkerKind(
         name=values.pop("name", "") or _name(cpus, gpu_type, gpus, text),
         cpus=_count("cpu", cpus, text),
         gpus=_count("gpu", gpus, text),
         gpu_type=gpu_type,
         memory_bytes=_bytes(memory, text) if memory else 0,
-        price=None if price is None else _price(price, text),
+        price=None if price is None else _number("price", price, text),
+        flops=None if flops is None else _number("flops", flops, text) or None,
         options=values,
     )
     if not _NAME.fullmatch(kind.name):
@@ -79,11 +80,11 @@ def _bytes(value: str, text: str) -> int:
     return int(match[1]) * _SIZES[match[2]]
 
 
-def _price(value: str, text: str) -> float:
+def _number(key: str, value: str, text: str) -> float:
     try:
-        price = float(value)
+        number = float(value)
     except ValueError:
-        price = math.nan
-    if not 0 <= price < math.inf:
-        raise ConfigError("--kind", f'price: expected 0 or more, got "{value}" in "{text}"')
-    return price
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ConfigError("--kind", f'{key}: expected 0 or more, got "{value}" in "{text}"')
+    return number
