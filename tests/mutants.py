@@ -23,7 +23,7 @@ TRAIN, COORDINATE, DECIDE, PAGE = (
     f"src/evenstep/{verb}/" for verb in ("train", "coordinate", "decide", "page")
 )
 
-OBSERVE = "src/evenstep/observe/"
+OBSERVE, LAUNCH = "src/evenstep/observe/", "src/evenstep/launch/"
 
 RECOVERY, LOOPS = "tests/faults/test_recovery.py", "tests/faults/test_loops.py"
 CHANGES, SCALING = "tests/faults/test_changes.py", "tests/faults/test_scaling.py"
@@ -39,6 +39,49 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
+    # Launchers: what is asked of an engine twice, given up too early, or told wrongly.
+    Mutant(
+        LAUNCH + "requests.py",
+        "doubtful=not r.asked,",
+        "doubtful=False,",
+        "tests/launch/test_requests.py",
+    ),
+    Mutant(
+        LAUNCH + "requests.py",
+        "request.in_flight or request.changed_s >= began_s:",
+        "request.in_flight:",
+        "tests/launch/test_requests.py",
+    ),
+    Mutant(
+        LAUNCH + "requests.py",
+        "for w, r in self.open.items() if not r.asked}",
+        "for w, r in self.open.items() if not r.runs}",
+        "tests/launch/test_requests.py",
+    ),
+    Mutant(
+        LAUNCH + "requests.py",
+        "stopping=not (wanted or runs))",
+        "stopping=not wanted)",
+        "tests/launch/test_requests.py",
+    ),
+    Mutant(
+        LAUNCH + "remote.py",
+        "final = isinstance(error, LaunchRefusedError)",
+        "final = True",
+        "tests/launch/test_remote.py",
+    ),
+    Mutant(
+        LAUNCH + "engines/slurm.py",
+        "if state in ENDED_BY_SLURM and code != TEMPFAIL:",
+        "if state in ENDED_BY_SLURM:",
+        "tests/launch/engines/test_slurm.py",
+    ),
+    Mutant(
+        COORDINATE + "liveness.py",
+        "if started_s is None or queued or d.is_in",
+        "if started_s is None or d.is_in",
+        "tests/coordinate/test_engines.py",
+    ),
     # The page: who is let in, who may command, and whom it hangs up on.
     Mutant(PAGE + "guard.py", "if role is None:", "if False:", "tests/page/test_access.py"),
     Mutant(

@@ -122,9 +122,12 @@ def test_an_engine_that_hangs_holds_up_nothing_and_is_reported_once(
         assert "start: has not answered" in watched.workers.problems[0]
         looks = watched.engine.num_calls["observe"]
         await watched.until(lambda: watched.engine.num_calls["observe"] > looks + 3)
+        watched.workers.start("cpu", ["w1"])
+        looks = watched.engine.num_calls["observe"]
+        await watched.until(lambda: watched.engine.num_calls["observe"] > looks + 3)
         assert watched.engine.num_calls["start"] == 1, "it is not asked a second time meanwhile"
         gate.set()
-        await watched.until(lambda: watched.told(WorkerRuns))
+        await watched.until(lambda: len(watched.told(WorkerRuns)) == 2)
         assert watched.workers.problems == []
         await watched.workers.end_all()
 
