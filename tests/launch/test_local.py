@@ -173,7 +173,7 @@ def test_workers_are_watched_again_once_their_folder_is_back(
 
     async def move_away_and_back() -> None:
         ends = Ends(logs, sys.executable, "-S", "-c", SLEEP)
-        ends.launcher.launch(ONE)
+        ends.launcher.start("", ["w0"])
         (logs / "w0.pid").unlink()  # it is to be written again
         logs.rename(tmp_path / "away")
         while "No such file or directory; files of workers are written" not in caplog.text:
@@ -184,7 +184,7 @@ def test_workers_are_watched_again_once_their_folder_is_back(
         ends.launcher.kill("w0")
         assert await ends.launcher.wait()
         assert [(worker, code) for worker, code, _ in ends.ended] == [("w0", -9)]
-        await ends.launcher.close()
+        await ends.launcher.end_all()
 
     run(move_away_and_back())
     assert caplog.text.count("files of workers are written once they can be") == 1
