@@ -13,8 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+import msgspec
+
 from evenstep.errors import ConfigError
 from evenstep.ports import EngineJob, Observed, Stage
+from evenstep.processes import Liveness, ProcessIdentity
 
 
 class Detached:
@@ -42,7 +45,8 @@ class Detached:
                     start_new_session=True,
                 )
             self._own[worker] = process
-            (self._pids / worker).write_text(str(process.pid))
+            identity = ProcessIdentity.of(process.pid)  # a pid alone may be reused
+            (self._pids / worker).write_bytes(msgspec.json.encode(identity))
 
     def stop(self, workers: Sequence[str]) -> None:
         """SIGTERM now; the run asks again for what has not ended, and then SIGKILL follows."""
@@ -50,8 +54,9 @@ class Detached:
             asked = self._pids / f".{worker}.asked"
             number = signal.SIGKILL if asked.exists() else signal.SIGTERM
             with suppress(FileNotFoundError, ProcessLookupError):
-                os.kill(int((self._pids / worker).read_text()), number)
-                asked.touch()
+                if (process := self._identity(worker)).liveness() is Liveness.ALIVE:
+                    os.kill(process.pid, number)
+                    asked.touch()
 
     def observe(self) -> Mapping[str, Observed]:
         """Processes of this launcher, and those that an earlier one has left."""
@@ -66,7 +71,9 @@ class Detached:
             code = self._own[worker].poll()
             stage = Stage.RUNNING if code is None else Stage.ENDED
             return Observed(stage=stage, exit_code=code)
-        with suppress(ProcessLookupError):
-            os.kill(int((self._pids / worker).read_text()), 0)
+        if self._identity(worker).liveness() is Liveness.ALIVE:
             return Observed(stage=Stage.RUNNING)
         return None  # it was an earlier launcher's, and has ended: nobody knows how
+
+    def _identity(self, worker: str) -> ProcessIdentity:
+        return msgspec.json.decode((self._pids / worker).read_bytes(), type=ProcessIdentity)

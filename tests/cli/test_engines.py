@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -41,6 +42,8 @@ def detached() -> Iterator[type[Launcher]]:
     sys.path.remove(str(EXAMPLE))
 
 
+# One launcher leaves its processes to the next one, which is what Popen warns about.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 class TestDetached(LauncherContract):
     """The contract, on the example."""
 
@@ -97,7 +100,7 @@ def test_a_worker_that_is_killed_is_replaced_and_shown_by_its_exit(
     run = start(tmp_path, installed, 100_000, "--workers", "2:4", "--run", "r")
     pid, logs = tmp_path / "r" / "pids" / "w1", tmp_path / "r" / "logs"
     until(lambda: "begins" in _read(logs / "w1.log"))
-    os.kill(int(pid.read_text()), signal.SIGKILL)
+    os.kill(json.loads(pid.read_bytes())["pid"], signal.SIGKILL)
     until(lambda: "begins" in _read(logs / "w2.log"))
     run.send_signal(signal.SIGINT)
     out, _ = run.communicate()
