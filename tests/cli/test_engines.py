@@ -14,8 +14,7 @@ import pytest
 from bench.testbed.cli_run import ENVIRONMENT, EVENSTEP
 from bench.testbed.live_run import until
 
-from evenstep.cli.engine import run_name
-from evenstep.cli.run import _worker_prices
+from evenstep.cli.engine import run_name, worker_prices
 from evenstep.launch.kinds import parse_kinds
 from evenstep.ports import EngineJob, Launcher
 from evenstep.testing import LauncherContract
@@ -143,9 +142,9 @@ def test_wrong_options_are_refused_and_leave_no_folder(
 
 def test_prices_of_kinds_and_of_options() -> None:
     kinds = parse_kinds(["gpu=A100:4,price=12", "cpu=8,price=0.5", "cpu=4"])
-    given = _worker_prices(("cpux8=0.4", "3"), tuple(kinds.values()))
+    given = worker_prices(("cpux8=0.4", "3"), tuple(kinds.values()))
     assert dict(given) == {"A100x4": 12, "cpux8": 0.4, "": 3}
-    assert _worker_prices((), ()) == ()
+    assert worker_prices((), ()) == ()
 
 
 def test_runs_in_folders_of_one_name_are_told_apart() -> None:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from evenstep.coordinate import events as ev
 from evenstep.coordinate.service import Service
+from evenstep.errors import ConfigError
 from evenstep.launch import requests as news
 from evenstep.launch.console import ConsoleOutput
-from evenstep.launch.engines import make_launcher
+from evenstep.launch.engines import check_name, make_launcher
+from evenstep.launch.kinds import parse_kinds
 from evenstep.launch.local import tail
 from evenstep.launch.remote import LIMIT_S, RemoteWorkers
 from evenstep.ports import EngineJob, WorkerKind
+from evenstep.strict import require_name
+
+OF_ENGINES = ("partition", "address")  # options that are an engine's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,3 +95,35 @@ def as_input(item: news.News, logs: Path) -> ev.AnyInput:
             code = -signal.SIGKILL if code is None else code
             output = tail(logs / f"{worker}.log")
             return ev.Exited(worker=worker, code=code, why=why, output=output)
+
+
+def choose_engine(options: dict[str, Any]) -> ChosenEngine | None:
+    """The engine that workers run on; None: this machine."""
+    name = require_name("--on", options["on"])
+    given = {key: options[key] for key in OF_ENGINES if options[key]}
+    if name == "local":
+        if options["kinds"] or given:
+            flag = "kind" if options["kinds"] else next(iter(given))
+            raise ConfigError(
+                f"--{flag}", "is for workers on an engine: add --on slurm or --on ray"
+            )
+        return None
+    check_name(name)
+    kinds = parse_kinds(options["kinds"])
+    return ChosenEngine(name=name, kinds=kinds, options=given, limit_s=options["pending_s"])
+
+
+def worker_prices(
+    texts: tuple[str, ...], kinds: tuple[WorkerKind, ...]
+) -> tuple[tuple[str, float], ...]:
+    """--price options as (kind, price of a worker-hour); kind "" stands for all others."""
+    prices = {kind.name: kind.price for kind in kinds if kind.price is not None}
+    for text in texts:
+        kind, _, number = text.rpartition("=")
+        try:
+            prices[kind] = float(number)
+        except ValueError:
+            raise ConfigError("--price", f"expected PRICE or KIND=PRICE, got {text!r}") from None
+        if not 0 <= prices[kind] < math.inf:
+            raise ConfigError("--price", f"must be 0 or more and finite, got {number}")
+    return tuple(prices.items())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-import math
 import secrets
 import ssl
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import click
 import msgspec
 
 from evenstep.cli.duration import duration
-from evenstep.cli.engine import ChosenEngine
+from evenstep.cli.engine import choose_engine, worker_prices
 from evenstep.cli.local_run import LocalRun
 from evenstep.cli.page_beside import check_page
 from evenstep.cli.report import REPORT
@@ -29,14 +28,11 @@ from evenstep.coordinate.salvage import read_header
 from evenstep.coordinate.tls import make_certificate, pem_fingerprint, server_context, shortened
 from evenstep.engine import assemble
 from evenstep.errors import ConfigError
-from evenstep.launch.engines import check_name
 from evenstep.launch.environment import read_credentials
-from evenstep.launch.kinds import parse_kinds
 from evenstep.launch.logs import show_log
 from evenstep.observe.feed import SinkFeed
 from evenstep.observe.sinks import open_sinks
 from evenstep.observe.summary import summary
-from evenstep.ports import WorkerKind
 from evenstep.strict import build, override, require_name
 from evenstep.types import MOST_SAMPLES
 
@@ -44,7 +40,6 @@ log = logging.getLogger("evenstep")
 
 FAILED = 1
 LOOPBACK = "127.0.0.1"
-OF_ENGINES = ("partition", "address")  # options that are an engine's own
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 COUNT = click.IntRange(min=0)
 POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -184,9 +179,9 @@ def run_command(ctx: click.Context, /, script: Path, args: tuple[str, ...], **op
         flags.append(_scaling_setting(require_name("--scale", options["scale"]), workers))
     sets = (*flags, *options["sets"])
     settings = _check_settings(sets, workers.sets, resumed=header is not None)
-    engine = _engine(options)
+    engine = choose_engine(options)
     kinds = tuple(engine.kinds.values()) if engine else ()
-    prices = _worker_prices(options["prices"], kinds)
+    prices = worker_prices(options["prices"], kinds)
     host = options["host"] or (outward_address("0.0.0.0") if engine else "") or LOOPBACK
     new = options["folder"] or _new_folder(script)
     token = _given_token(options["token_file"], old)
@@ -339,38 +334,6 @@ def _scaling_setting(text: str, workers: WorkerCounts) -> str:
         except ValueError:
             choice[key] = value
     return f"scaling.heuristic={msgspec.json.encode(choice).decode()}"
-
-
-def _engine(options: dict[str, Any]) -> ChosenEngine | None:
-    """The engine that workers run on; None: this machine."""
-    name = require_name("--on", options["on"])
-    given = {key: options[key] for key in OF_ENGINES if options[key]}
-    if name == "local":
-        if options["kinds"] or given:
-            flag = "kind" if options["kinds"] else next(iter(given))
-            raise ConfigError(
-                f"--{flag}", "is for workers on an engine: add --on slurm or --on ray"
-            )
-        return None
-    check_name(name)
-    kinds = parse_kinds(options["kinds"])
-    return ChosenEngine(name=name, kinds=kinds, options=given, limit_s=options["pending_s"])
-
-
-def _worker_prices(
-    texts: tuple[str, ...], kinds: tuple[WorkerKind, ...]
-) -> tuple[tuple[str, float], ...]:
-    """--price options as (kind, price of a worker-hour); kind "" stands for all others."""
-    prices = {kind.name: kind.price for kind in kinds if kind.price is not None}
-    for text in texts:
-        kind, _, number = text.rpartition("=")
-        try:
-            prices[kind] = float(number)
-        except ValueError:
-            raise ConfigError("--price", f"expected PRICE or KIND=PRICE, got {text!r}") from None
-        if not 0 <= prices[kind] < math.inf:
-            raise ConfigError("--price", f"must be 0 or more and finite, got {number}")
-    return tuple(prices.items())
 
 
 def _check_settings(sets: tuple[str, ...], bounds: tuple[str, ...], *, resumed: bool) -> Settings:
