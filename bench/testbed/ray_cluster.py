@@ -17,7 +17,11 @@ from unittest.mock import patch
 import psutil
 
 HOST = "127.0.0.2"  # loopback; Ray replaces 127.0.0.1 by an address for other hosts
-VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_worker_niceness": "0",  # 15 by default, which other work on this machine would slow down
+}
 
 
 def missing() -> str:
