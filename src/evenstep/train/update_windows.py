@@ -37,7 +37,7 @@ def registered(name: str) -> Update:
     return Update(f"updates {name!r}", f"{name!r} was updated", may_depend_on_data=True, num_sure=4)
 
 
-class Place(NamedTuple):
+class UpdatePlace(NamedTuple):
     """Where the script was when it updated something."""
 
     batch: int  # the number of its step
@@ -58,10 +58,10 @@ class UpdateWindow(NamedTuple):
         return self.num_batches % usual != 0 and num_all % usual == 0
 
 
-class History:
+class WindowHistory:
     """The windows of one thing that the script updates."""
 
-    def __init__(self, last: Place) -> None:
+    def __init__(self, last: UpdatePlace) -> None:
         self.last = last
         self.usual = 0  # batches in the last window without void steps; 0: there was none
         self.num_equal = 0  # windows of that size, one after the other
@@ -97,8 +97,8 @@ class UpdateWindows:
         self.is_trusted = False  # and counts with nothing else
         self.way_out = WAY_OUT
         self._step, self._loader = step, loader
-        self._begin = Place(-1, 0, 0)  # before the first batch
-        self._known: dict[Hashable, History] = {}
+        self._begin = UpdatePlace(-1, 0, 0)  # before the first batch
+        self._known: dict[Hashable, WindowHistory] = {}
         step.on_fetched.append(self._begin_counting)
 
     def _begin_counting(self) -> None:
@@ -109,8 +109,8 @@ class UpdateWindows:
     def updated(self, key: Hashable, update: Update) -> None:
         """The script has updated something. Raises if it did so by a count that went wrong."""
         step = self._step
-        history = self._known.setdefault(key, History(self._begin))
-        here = Place(step.batch.step, step.num_void, step.num_adopted)
+        history = self._known.setdefault(key, WindowHistory(self._begin))
+        here = UpdatePlace(step.batch.step, step.num_void, step.num_adopted)
         if not step.has_batch or step.is_left:  # between two loops
             history.last = here
             return
@@ -133,7 +133,7 @@ class UpdateWindows:
             self._refuse_counting(history, update)
 
     def _check(
-        self, history: History, window: UpdateWindow, update: Update, *, is_last: bool
+        self, history: WindowHistory, window: UpdateWindow, update: Update, *, is_last: bool
     ) -> None:
         """Raise if a window with void steps is not what it usually is."""
         usual, needs_proof = history.usual, self._needs_proof(update)
@@ -148,7 +148,7 @@ class UpdateWindows:
             history.suspect = window
             self._check_suspect(history, update)
 
-    def _check_suspect(self, history: History, update: Update) -> None:
+    def _check_suspect(self, history: WindowHistory, update: Update) -> None:
         """Judge a window by those without void steps, before or after it."""
         if (suspect := history.suspect) is None:
             return
@@ -162,7 +162,7 @@ class UpdateWindows:
         """Whether windows of unusual sizes are to be expected."""
         return self.is_trusted or update.may_depend_on_data
 
-    def _refuse_counting(self, history: History, update: Update) -> None:
+    def _refuse_counting(self, history: WindowHistory, update: Update) -> None:
         """Refuse a count before it goes wrong."""
         if self.is_counted or self.is_trusted or history.usual == 1:
             return
