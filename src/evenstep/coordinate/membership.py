@@ -18,7 +18,7 @@ from evenstep.coordinate.announce import dismiss, end, settle
 from evenstep.coordinate.draft import Decides, Draft
 from evenstep.coordinate.events import Ending
 from evenstep.coordinate.roster import advance, begin, disconnect, doubt, obey, suspend
-from evenstep.coordinate.state import Ended, Finished, Progress, RunMember, RunState, WorkerState
+from evenstep.coordinate.state import Completion, Ended, Progress, RunMember, RunState, WorkerState
 from evenstep.errors import PlanError
 from evenstep.types import StepDone, WorkerId
 
@@ -190,7 +190,7 @@ def _done(d: Draft, member: RunMember, step: int) -> None:
     if not _can_be(d, member, step):
         return
     d.put(replace(member, state=WorkerState.DONE))
-    d.finished[member.id] = Finished(step=step)
+    d.finished[member.id] = Completion(step=step)
     d.set_finishing(True)
     d.progress = replace(d.progress, step=max(d.progress.step, step))
 

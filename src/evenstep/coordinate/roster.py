@@ -194,6 +194,9 @@ def leave_out(d: Draft, member: st.RunMember, why: str, told: str = "") -> None:
 
 def go_on(d: Draft, lost: Mapping[WorkerId, str]) -> None:
     """The others go on at once, without the lost and those that have trained to the end."""
+    if d.parting:  # all leave anyway
+        hurry(d)
+        return
     actions: tuple[AnyAction, ...] = ()
     finished: tuple[WorkerId, ...] = ()
     if d.finishing:

@@ -206,7 +206,7 @@ class LastStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lease_s: float = 0.0  # the longest granted by an earlier coordinator
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """A worker says that it has trained to the end."""
 
     step: int
@@ -272,7 +272,7 @@ class RunState(msgspec.Struct, kw_only=True):
     has_launched: bool = False
     rostered: set[WorkerId] = set()  # ids that were ever in a roster
     proven: set[WorkerId] = set()  # ids that have taken a step
-    finished: dict[WorkerId, Finished] = {}  # trained to the end; their scripts may still run
+    finished: dict[WorkerId, Completion] = {}  # trained to the end; their scripts may still run
     nonfinite: dict[WorkerId, int] = {}  # whose gradients are not finite, since which step
     facts: dict[str, Any] = {}  # that all workers share
     first_ready_s: float | None = None

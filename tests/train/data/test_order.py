@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from evenstep.train.data.order import Order
 from evenstep.train.data.permutation import sequential, shuffled
-from evenstep.train.data.position import Position
+from evenstep.train.data.position import DataPosition
 from evenstep.train.data.share_sampler import ShareSampler
 
 SHARES = st.integers(0, 9)
@@ -28,7 +28,7 @@ def test_the_ranks_together_use_every_sample_of_an_epoch(
     batches = []
     for rank in range(3):
         sampler = ShareSampler(order, shares_at, rank)
-        sampler.position = Position(epoch=epoch)
+        sampler.position = DataPosition(epoch=epoch)
         batches.append(list(sampler))
     begin, seen = 0, []
     for step, parts in enumerate(zip(*batches, strict=True)):
@@ -57,5 +57,5 @@ def test_the_last_short_step_may_be_dropped(length: int, batch: int) -> None:
 def test_a_sampler_continues_at_a_sample_with_another_batch() -> None:
     order = Order(sequential(10))
     sampler = ShareSampler(order, lambda step: (3, 1) if step >= 7 else (1, 1), 0)
-    sampler.position, sampler.step = Position(cursor=2), 6
+    sampler.position, sampler.step = DataPosition(cursor=2), 6
     assert list(sampler) == [[2], [4, 5, 6], [8, 9]]

@@ -36,7 +36,11 @@ def run_data(history: History) -> dict[str, Any]:
         "problems": history.problems,
         "settings": to_builtins(history.settings),
         "about": history.about,
-        "totals": {**asdict(history.totals), "samples_per_s": history.totals.samples_per_s},
+        "totals": {
+            **asdict(history.totals),
+            "untold": to_builtins(history.totals.untold),
+            "samples_per_s": history.totals.samples_per_s,
+        },
         "workers": workers(history),
         "decisions": [decision(d) for d in history.decisions.kept],
         "series": series(history),

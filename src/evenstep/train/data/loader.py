@@ -16,7 +16,7 @@ from evenstep.decide.learning_rate import global_batch
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.train.comm.host import Host
 from evenstep.train.data.loops import Loop, ScriptLoops
-from evenstep.train.data.position import Position, check_digest, pack, unpack
+from evenstep.train.data.position import DataPosition, check_digest, pack, unpack
 from evenstep.train.data.share_sampler import ShareSampler
 from evenstep.train.data.source import Kept, Selection, check_options, is_stream
 from evenstep.train.data.weighting import weighted
@@ -65,7 +65,7 @@ class Loader:
         self._step, self._plans, self._roster, self._host = step, plans, roster, host
         self._begin_loop, self._end_epoch = begin_loop, end_epoch
         self._weight, self._observer = weight, observer
-        self.position = Position()  # that of the step at hand, or the next one
+        self.position = DataPosition()  # that of the step at hand, or the next one
         self.loops = ScriptLoops()
         self._batch_end: int | None = None  # the sample at which the batch in hand ends
         self._loop = Loop()
@@ -287,7 +287,7 @@ class Loader:
         """Whether no further step fits into the epoch."""
         return self._is_over_at(self.position)
 
-    def _is_over_at(self, position: Position) -> bool:
+    def _is_over_at(self, position: DataPosition) -> bool:
         begin = position.cursor
         return self.order.end(position.epoch, begin, self.global_batch) == begin
 
@@ -312,7 +312,7 @@ class Loader:
         return data
 
     @property
-    def _reached(self) -> Position:
+    def _reached(self) -> DataPosition:
         """The position after the step at hand, if it counts."""
         if self._batch_end is None or not self._step.is_done:
             return self.position
@@ -404,5 +404,5 @@ class Loader:
         assert length is not None, "a framework that counts batches has a dataset with a length"
         in_epoch = length - length % size if self.drop_last else length
         cursor = min(num_batches * size, length)
-        begin = Position(used=epoch * in_epoch).at_epoch(epoch, length)
+        begin = DataPosition(used=epoch * in_epoch).at_epoch(epoch, length)
         self.position = replace(begin.after(cursor), index=num_batches)

@@ -19,7 +19,7 @@ IN_STATE = ("epoch", "cursor", "index", "before", "used", "digest", "in_loop", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class DataPosition:
     """Where the run is in its data."""
 
     epoch: int = 0
@@ -28,29 +28,29 @@ class Position:
     before: int = 0  # samples of earlier epochs, also those that were left early or left out
     used: int = 0  # samples that the run has trained on
 
-    def after(self, end: int) -> Position:
+    def after(self, end: int) -> DataPosition:
         """After a step up to a sample of the epoch, which an adopted position may include."""
         if end <= self.cursor:
             return self
         used = self.used + end - self.cursor
         return replace(self, cursor=end, index=self.index + 1, used=used)
 
-    def at_epoch(self, epoch: int, length: int | None) -> Position:
+    def at_epoch(self, epoch: int, length: int | None) -> DataPosition:
         """At the beginning of a later epoch, where epochs have `length` samples; None: unknown."""
         before = self.used if length is None else epoch * length
-        return Position(epoch=epoch, before=before, used=self.used)
+        return DataPosition(epoch=epoch, before=before, used=self.used)
 
-    def at_end(self, end: int) -> Position:
+    def at_end(self, end: int) -> DataPosition:
         """At the end of the epoch: samples up to there that are left out count as no longer due."""
         return replace(self, cursor=end)
 
 
-def pack(position: Position, order: Order, batch: BatchSettings) -> dict[str, Any]:
+def pack(position: DataPosition, order: Order, batch: BatchSettings) -> dict[str, Any]:
     """A position as state, with the facts of the order."""
     return {**_facts(order, batch), **asdict(position), "digest": _digest(position, order)}
 
 
-def unpack(state: Mapping[str, Any], order: Order, batch: BatchSettings) -> Position:
+def unpack(state: Mapping[str, Any], order: Order, batch: BatchSettings) -> DataPosition:
     """The position of a state. Refuses one in another order or of another batch size."""
     theirs = {key: value for key, value in state.items() if key not in IN_STATE}
     theirs.setdefault("order", "")  # older checkpoints have none, nor much of what follows
@@ -58,7 +58,7 @@ def unpack(state: Mapping[str, Any], order: Order, batch: BatchSettings) -> Posi
         raise ConfigError("loader", f"was {theirs} when the run began, and is {mine} now")
     epoch, cursor = state["epoch"], state["cursor"]
     before = state.get("before", epoch * (order.length or 0))
-    return Position(
+    return DataPosition(
         epoch=epoch,
         cursor=cursor,
         index=state.get("index", cursor // (batch.size or cursor or 1)),
@@ -67,7 +67,7 @@ def unpack(state: Mapping[str, Any], order: Order, batch: BatchSettings) -> Posi
     )
 
 
-def check_digest(state: Mapping[str, Any], position: Position, order: Order) -> None:
+def check_digest(state: Mapping[str, Any], position: DataPosition, order: Order) -> None:
     """Refuse a sampler or stream that gives other samples at a state's position."""
     if (digest := state.get("digest")) and digest != _digest(position, order):
         raise ConfigError(
@@ -78,7 +78,7 @@ def check_digest(state: Mapping[str, Any], position: Position, order: Order) -> 
         )
 
 
-def _digest(position: Position, order: Order) -> int:
+def _digest(position: DataPosition, order: Order) -> int:
     return order.samples.digest(position.epoch, position.cursor, position.cursor)
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 
 from evenstep.train.comm.host import ALONE, Host
 from evenstep.train.data.order import Order
-from evenstep.train.data.position import Position
+from evenstep.train.data.position import DataPosition
 from evenstep.train.step import Batch
 
 
@@ -29,7 +29,7 @@ class ShareSampler(Sampler[list[Any]]):
         host: Host = ALONE,
     ) -> None:
         self.order, self.rank, self._host = order, rank, host
-        self.position, self.step = Position(), 0  # where to begin
+        self.position, self.step = DataPosition(), 0  # where to begin
         self.batches: deque[Batch] = deque()  # one for each that was drawn
         self._shares_at = shares_at
 
