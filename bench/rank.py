@@ -25,7 +25,7 @@ from bench.workloads import WORKLOADS, Workload
 from evenstep.emulate import DeviceCurve, line_up, own_throttle
 from evenstep.train.data.order import Order
 from evenstep.train.data.permutation import shuffled
-from evenstep.train.data.position import Position
+from evenstep.train.data.position import DataPosition
 from evenstep.train.data.share_sampler import ShareSampler
 
 Steps = Iterator[tuple[int, float]]
@@ -74,7 +74,7 @@ def plain(work: Workload, args: argparse.Namespace, device: Device) -> Steps:
             (loss if factor == 1 else loss * factor).backward()
             optimizer.step()
             yield shares[rank], loss.item()
-        sampler.position = Position(epoch=sampler.position.epoch + 1)
+        sampler.position = DataPosition(epoch=sampler.position.epoch + 1)
 
 
 def balanced(work: Workload, args: argparse.Namespace, device: Device) -> Steps:

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from evenstep.errors import EvenstepError
 from evenstep.train.data.order import Order
-from evenstep.train.data.position import Position
+from evenstep.train.data.position import DataPosition
 from evenstep.train.data.repeated import Repeated
 from evenstep.train.data.share_sampler import ShareSampler
 from evenstep.train.data.stream import Stream
@@ -59,7 +59,7 @@ STREAMS = st.sampled_from([Shuffling, Seekable])
 
 def pieces(order: Order, shares: list[list[int]], epoch: int, rank: int) -> list[list[Any]]:
     sampler = ShareSampler(order, lambda step: tuple(shares[step % len(shares)]), rank)
-    sampler.position = Position(epoch=epoch)
+    sampler.position = DataPosition(epoch=epoch)
     return list(sampler)
 
 
