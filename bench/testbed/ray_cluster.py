@@ -36,8 +36,11 @@ class RayCluster:
 
     def __init__(self, folder: str, env: Mapping[str, str]) -> None:
         os.environ.update({**env, **VARIABLES})
+        from ray._private.utils import get_ray_address_file
         from ray.cluster_utils import Cluster
 
+        # Ray notes the newest cluster there, also of one with a folder of its own.
+        Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)
         self._cluster: Any = Cluster(
             initialize_head=True,
             head_node_args={

@@ -59,14 +59,14 @@ def test_only_gradients_of_sources_belong_to_the_state() -> None:
     assert not compared([at(6), at(5)], [lack, have]).has_gradients
 
 
-def test_ranks_between_two_steps_are_told_apart_from_those_that_wait_for_a_sum() -> None:
+def test_newcomers_are_told_apart_from_ranks_that_wait_for_a_sum() -> None:
     positions = [at(6, sums=3), at(6, sums=2), Position(), at(6, sums=3), at(5), at(5)]
     in_sum = Situation(between_steps=False)
     void = Situation(between_steps=False, is_void=True)
     newest = compared(positions, [in_sum, in_sum, Situation(), void, void, Situation()])
     assert newest.missing_sum == (1,)
     assert newest.waiting == (0,)  # rank 1 gets the sum that it waits for, rank 3's is void
-    assert newest.between_steps == (2, 5)
+    assert newest.newcomers == (2,)
 
 
 def test_ranks_that_miss_the_last_sum_receive_it() -> None:

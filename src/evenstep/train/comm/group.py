@@ -43,8 +43,8 @@ GLOO_NOISE = re.compile(r"^\[\S+:\d+\] | This is typically caused by .*", re.DOT
 """Around what Gloo says of a broken connection: its source file, and advice for its own users."""
 
 
-BROKEN = re.compile(r"^\[\S+:\d+\] |^\[enforce fail at ")
-"""How errors of Gloo's transport begin. Others are of the call, such as that of a wrong dtype."""
+WRONG_CALL = re.compile(r"Invalid scalar type|[Uu]nsupported|^ProcessGroupGloo::")
+"""In errors of an operation that could not even be tried, such as that of a wrong dtype."""
 
 
 class GroupGoneError(EvenstepError):
@@ -193,12 +193,12 @@ class Group:
 
         Gloo runs an operation in a thread, so a wait raises what was wrong with its call, too.
         """
-        if BROKEN.match(problem):
-            self._raise_lost(problem)
-        raise EvenstepError(
-            f"rank {self.rank} cannot complete an operation over {self.world} workers, though no "
-            f"connection is broken: {problem}"
-        )
+        if WRONG_CALL.search(problem):
+            raise EvenstepError(
+                f"rank {self.rank} cannot complete an operation over {self.world} workers, though "
+                f"no connection is broken: {problem}"
+            )
+        self._raise_lost(problem)
 
     def _raise_lost(self, problem: str) -> NoReturn:
         """A connection broke: give `check` time to learn the cause, then raise what is known.

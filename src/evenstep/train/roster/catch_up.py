@@ -57,7 +57,7 @@ class NewestState:
     missing_sum: tuple[int, ...]  # sources that lack the result of the last sum
     has_gradients: bool  # some optimizer may not have used them yet: they are part of the state
     waiting: tuple[int, ...]  # sources that wait for a sum, in the middle of a step or after it
-    between_steps: tuple[int, ...]  # ranks behind that fetch a batch next
+    newcomers: tuple[int, ...]  # ranks without any state of the run
 
     def share_last_sum(self, group: Group, result: torch.Tensor) -> torch.Tensor:
         """Send the last sum to ranks that lack it; `result` is what this rank has, as bytes."""
@@ -89,14 +89,13 @@ def compare_positions(
     position = max((positions[rank] for rank in sources), key=lambda p: p.sums)
     missing_sum = tuple(rank for rank in sources if positions[rank].sums < position.sums)
     amid = [s for s in sources if not (situations[s].between_steps or situations[s].is_void)]
-    behind = set(range(group.world)).difference(sources)
     return NewestState(
         position=position,
         sources=sources,
         missing_sum=missing_sum,
         has_gradients=any(situations[rank].has_gradients for rank in sources),
         waiting=tuple(rank for rank in amid if rank not in missing_sum),
-        between_steps=tuple(sorted(r for r in behind if situations[r].between_steps)),
+        newcomers=tuple(r for r, p in enumerate(positions) if position.has_state > p.has_state),
     )
 
 
@@ -162,7 +161,7 @@ class CatchUp:
         newest = compare_positions(group, own, situation)
         if not newest.position.has_state:
             self._start_anew(group.rank, resume)
-        sitting_out = newest.between_steps if newest.waiting else ()
+        sitting_out = newest.newcomers if newest.waiting else ()
         if group.rank in sitting_out:
             newest.share_last_sum(group, self._last_sum)
             sit_out(group, newest.waiting[0])
