@@ -27,7 +27,7 @@ class Links:
         # The user's choice of interface: Gloo knows its address.
         self._address = "" if "GLOO_SOCKET_IFNAME" in os.environ else address
         self._token, self._send = token, send
-        self._listeners: tuple[socket.socket, ...] = ()
+        self._listener: socket.socket | None = None  # of the newest test
 
     def listen(self, asked: Listen, worker: str) -> None:
         """Let other workers connect for a while."""
@@ -39,9 +39,8 @@ class Links:
 
     def close_in_child(self) -> None:
         """In a forked process: it must not hold the port open."""
-        for listener in self._listeners:
-            if listener.fileno() >= 0:
-                os.close(listener.detach())
+        if (listener := self._listener) is not None and listener.fileno() >= 0:
+            os.close(listener.detach())
 
     def _listen(self, asked: Listen, worker: str) -> None:
         until_s = time.monotonic() + asked.seconds
@@ -53,13 +52,15 @@ class Links:
         except OSError:
             self._send(Listening(probe=asked.probe))
             return
-        still_open = [other for other in self._listeners if other.fileno() >= 0]
-        self._listeners = (*still_open, listener)
+        earlier, self._listener = self._listener, listener
+        if earlier is not None:
+            with suppress(OSError):
+                earlier.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
         host, port = listener.getsockname()[:2]
         self._send(Listening(probe=asked.probe, host=host, port=port))
         line = self._proof(asked.probe, worker)
         with listener:
-            while (left_s := until_s - time.monotonic()) > 0:
+            while (left_s := until_s - time.monotonic()) > 0 and self._listener is listener:
                 listener.settimeout(left_s)
                 try:
                     there, _ = listener.accept()
