@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from evenstep.cli.endpoint import advertised_address, find_coordinator
 from evenstep.cli.main import main
 from evenstep.cli.operators import ask_coordinator
+from evenstep.cli.signals import stop_signals
 from evenstep.coordinate import client
 from evenstep.coordinate.client import ask_from
 from evenstep.errors import ConfigError
@@ -133,3 +135,12 @@ def test_an_address_without_a_token_names_the_option_for_it(
         find_coordinator("127.0.0.1:4711", tmp_path / "nowhere")
     monkeypatch.setenv("EVENSTEP_TOKEN", "51c0" * 8)
     assert find_coordinator("127.0.0.1:4711").token == "51c0" * 8
+
+
+def test_handlers_of_signals_are_as_before_when_the_command_is_over(
+    tmp_path: Path, script: Path
+) -> None:
+    before = [signal.getsignal(number) for number in stop_signals()]
+    result = CliRunner().invoke(main, ["join", str(tmp_path / "nowhere"), str(script)])
+    assert result.exit_code != 0
+    assert [signal.getsignal(number) for number in stop_signals()] == before

@@ -128,3 +128,13 @@ def test_a_run_that_ended_without_a_silent_worker_is_not_resumed_beside_it(make:
         world.beat()
     world.restart()
     assert not trains(world, world.join())
+
+
+def test_nor_is_one_that_ended_while_it_waited_for_its_workers(make: Make) -> None:
+    world = make(lease_s=LEASE_S)
+    (a,) = training(world, 1)
+    a.frozen = True
+    world.restart()
+    world.kill_run("enough")
+    world.restart()
+    assert not trains(world, world.join())

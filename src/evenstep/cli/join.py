@@ -15,7 +15,7 @@ import click
 from evenstep.cli.duration import duration
 from evenstep.cli.endpoint import ask_status, find_coordinator, token_option
 from evenstep.cli.ports import data_ports
-from evenstep.cli.signals import StopRequests, echo, stop_signals
+from evenstep.cli.signals import StopRequests, echo, on_stop_signals
 from evenstep.coordinate.client import UnreachableError, await_coordinator
 from evenstep.launch.die_with_parent import die_with_parent
 from evenstep.launch.environment import CoordinatorAddress
@@ -75,8 +75,7 @@ def join_command(
       else the script's own; 128 + N if signal N killed it
     """
     show_log()
-    for number in stop_signals():
-        signal.signal(number, _stop_waiting)
+    on_stop_signals(ctx, _stop_waiting)
     if notice is not None:
         # Imported here: it imports HTTP, for which --help need not wait.
         from evenstep.launch.notices.watch import make_notice
@@ -115,8 +114,7 @@ def join_command(
         echo(f"evenstep: {signal.Signals(number).name}: {action}")
         os.killpg(worker.pid, signal.SIGKILL) if kill else worker.terminate()
 
-    for number in stop_signals():
-        signal.signal(number, leave)
+    on_stop_signals(ctx, leave)
     code = worker.wait()
     if requests.num == 1 and code == -signal.SIGTERM:
         ctx.exit(os.EX_TEMPFAIL)  # asked to leave before its script had joined

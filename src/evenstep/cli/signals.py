@@ -9,6 +9,9 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from types import FrameType
+from typing import Any
 
 import click
 
@@ -19,6 +22,16 @@ def stop_signals() -> list[signal.Signals]:
     """The signals that ask for a stop; without SIGHUP under `nohup`, which ignores it."""
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def on_stop_signals(ctx: click.Context, handle: Callable[[int, FrameType | None], object]) -> None:
+    """Handle requests to stop until the command is over."""
+
+    def restore(number: int, before: Any) -> None:
+        signal.signal(number, before or signal.SIG_DFL)
+
+    for number in stop_signals():
+        ctx.call_on_close(partial(restore, number, signal.signal(number, handle)))
 
 
 def piped_outputs() -> list[int]:

@@ -194,8 +194,9 @@ def settle(d: Draft) -> None:
 def all_leave(d: Draft, why: str) -> tuple[AnyAction, ...]:
     """Empty the roster. A resumed run waits only for those that may train on."""
     actions: tuple[AnyAction, ...] = ()
-    silent = tuple(w for w in d.roster if w in d.doubts)
-    if left := tuple(w for w in d.roster if w not in d.doubts):
+    may_train_on = d.doubts.keys() | d.away
+    silent = tuple(w for w in d.roster if w in may_train_on)
+    if left := tuple(w for w in d.roster if w not in may_train_on):
         actions = d.decide(Left(workers=left, cause=why))
     if silent:
         actions = d.decide(Lost(workers=silent, cause=why))
