@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -32,9 +33,15 @@ STEP_S = 0.02
 class ScriptWorker(FakeWorker):
     """What it says to a coordinator that is gone is lost; the next poll notices."""
 
+    _speaks = threading.Lock()
+
     def say(self, message: FromClient) -> None:
-        with suppress(OSError):
+        with self._speaks, suppress(OSError):
             super().say(message)
+
+    def leave(self, *_: object) -> None:
+        """On SIGTERM, which may have interrupted `say`."""
+        threading.Thread(target=self.say, args=(Leaving(why="SIGTERM"),)).start()
 
 
 def main(num_steps: int, wrong: str = "", who: str = "") -> None:
@@ -48,7 +55,7 @@ def main(num_steps: int, wrong: str = "", who: str = "") -> None:
     worker = ScriptWorker(address, where.token, where.worker, fingerprint=where.fingerprint)
     counter = Path(worker.welcome.run) / "steps"
     say(f"{worker.id} is here, resuming {worker.welcome.resume or 'nothing'}")
-    signal.signal(signal.SIGTERM, lambda *_: worker.say(Leaving(why="SIGTERM")))
+    signal.signal(signal.SIGTERM, worker.leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
         train(worker, counter, num_steps, wrong if who in (worker.id, "all") else "")
@@ -125,7 +132,7 @@ def _read(counter: Path) -> int:
 
 
 def _write(counter: Path, steps: int) -> None:
-    fresh = counter.with_suffix(".new")
+    fresh = counter.with_suffix(f".{os.getpid()}")  # two may lead for a moment
     fresh.write_text(str(steps))
     fresh.rename(counter)
 
