@@ -5,6 +5,7 @@ Both are written to the membership record as they are, so a bug can be reported 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ import msgspec
 
 from evenstep.messages import Answer, FromClient, Refused, ToClient, Welcome
 from evenstep.types import WorkerId
+
+CHECKPOINT = re.compile(r"step-(\d+)\.pt\Z")
+"""The name of a checkpoint: after how many steps it was written."""
 
 MAX_WORKERS = 1_000_000
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -11,7 +10,7 @@ from evenstep.config import Settings
 from evenstep.coordinate import steps
 from evenstep.coordinate.announce import end
 from evenstep.coordinate.draft import Draft
-from evenstep.coordinate.events import Connected, Ending, Reply
+from evenstep.coordinate.events import CHECKPOINT, Connected, Ending, Reply
 from evenstep.coordinate.exits import begun
 from evenstep.coordinate.roster import advance, disconnect, leave_out
 from evenstep.coordinate.state import Contact, RunMember, WorkerState
@@ -20,9 +19,6 @@ from evenstep.errors import BatchBoundsError, ConfigError, EvenstepError
 from evenstep.messages import ALIKE, Ready, Refused, Welcome, differ
 from evenstep.strict import build, override
 from evenstep.types import Worker
-
-CHECKPOINT = re.compile(r"step-(\d+)\.pt\Z")
-"""The name of a checkpoint: after how many steps it was written."""
 
 EARLY = (WorkerState.STARTING, WorkerState.READY)
 

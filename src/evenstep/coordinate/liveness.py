@@ -259,16 +259,13 @@ def _unblock(d: Draft) -> None:
     """A worker is stuck. Workers known to be gone are not waited for any longer."""
     if isinstance(d.phase, Changing) and d.phase.leaver_gone_s is not None:
         force(d)
-    elif d.parting:
-        if any(not d.trains(w) for w in d.roster):
-            hurry(d)
-        else:
-            watch(d)
     elif d.finishing and d.away:
         for worker in sorted(d.away):
             abandon(d, worker, "the others have trained to the end")
     elif d.finishing:
         go_on(d, {})
+    elif d.parting and any(not d.trains(w) for w in d.roster):
+        hurry(d)
     else:
         watch(d)
 

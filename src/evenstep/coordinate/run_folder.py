@@ -6,7 +6,6 @@ import errno
 import fcntl
 import logging
 import os
-import re
 import secrets
 import socket
 import stat
@@ -17,6 +16,7 @@ from typing import Self
 import msgspec
 
 from evenstep.coordinate.addresses import is_here
+from evenstep.coordinate.events import CHECKPOINT
 from evenstep.coordinate.term import TERM
 from evenstep.errors import ConfigError
 from evenstep.identity import TOKEN_BYTES, parse_credentials
@@ -36,8 +36,6 @@ TLS = "tls.pem"
 PRIVATE = 0o700  # folders: their owner's alone
 
 log = logging.getLogger("evenstep")
-
-_CHECKPOINT = re.compile(r"step-(\d+)\.pt")
 
 
 class RunFolder:
@@ -283,6 +281,6 @@ def _newest_in(folder: Path) -> str:
     found = [
         (int(match[1]), str(entry))
         for entry in folder.iterdir()
-        if (match := _CHECKPOINT.fullmatch(entry.name))
+        if (match := CHECKPOINT.fullmatch(entry.name))
     ]
     return max(found, default=(0, ""))[1]
