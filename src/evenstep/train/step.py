@@ -105,9 +105,7 @@ class Step:
         self.num_sums = 0  # other sums over all workers that it has completed
         self.phase = Phase.COMMITTED
         self.has_batch = False
-        self.stands = (
-            False  # the loop was told that the batch in hand counts: no void step any more
-        )
+        self.stands = False  # the loop was told that the batch in hand counts
         self.is_between = False  # reduced, and the loop has not asked for the next batch yet
         self.batch = Batch()  # the last one fetched
         self.own_counts = 0.0, 0.0  # items of this worker's share, and their loss

@@ -33,9 +33,7 @@ class Counts(NamedTuple):
 
     optimizers: int = -1
     schedulers: int = -1
-    registered: int = (
-        -1
-    )  # a bit for each object whose tensors have changed, in order of their names
+    registered: int = -1  # a bit for each object whose tensors changed, by name
 
 
 UNKNOWN = Counts()
